@@ -1,0 +1,178 @@
+"""Sealed segments: immutable zstd Parquet files at a storage URL, and the manifests that say which of them count.
+
+Each writer has one manifest per table, replaced atomically after the file it names is durable. The segments of a table are those named
+by all manifests, less those that a compacted segment replaces. A Parquet file without a manifest entry does not exist.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import yaml
+
+from gyre_lib.config.errors import InputError
+from gyre_lib.config.layout import RunLayout
+from gyre_lib.trajectories.schemas import SCHEMA_VERSION, SCHEMAS, schema_version
+
+SUFFIX = ".parquet"
+MANIFEST = ".manifest.json"
+ROWS_PER_GROUP = 1024
+"""Small enough that reading one execution decodes little more than its own rows."""
+
+
+@dataclass(frozen=True)
+class SealedSegment:
+    """One entry of a manifest. `replaces` names the segments whose rows a compacted one holds."""
+
+    file: str
+    rows: int
+    bytes: int
+    replaces: list[str] = field(default_factory=list)
+
+    @property
+    def stem(self) -> str:
+        return self.file.removesuffix(SUFFIX)
+
+
+def storage_url(layout: RunLayout) -> str:
+    """The run's `storage.url`; empty (the run's own folder) when the run has no configuration file yet."""
+    try:
+        config = yaml.safe_load(layout.config.read_text()) or {}
+    except FileNotFoundError:
+        return ""
+    return str((config.get("storage") or {}).get("url") or "")
+
+
+class SealedStore:
+    """The sealed segments of one run: in its folder, or under `<url>/<run_id>` on any fsspec file system."""
+
+    def __init__(self, layout: RunLayout, url: str | None = None) -> None:
+        """`url` None reads the run's configuration. Raises InputError for an unknown or unusable URL."""
+        url = storage_url(layout) if url is None else url
+        self._layout = layout
+        self._local = not url
+        location = f"{url.rstrip('/')}/{layout.run_id}" if url else str(layout.segments.absolute())
+        try:
+            self.filesystem, self.root = fsspec.core.url_to_fs(location)
+        except (ValueError, ImportError) as error:
+            raise InputError(f"storage.url: {url}: {error}") from error
+
+    def segments(self, table: str) -> list[SealedSegment]:
+        """Segments of a table, in order of name."""
+        self.filesystem.invalidate_cache(self._folder(table))
+        try:
+            listing = self.filesystem.ls(self._folder(table), detail=False)
+        except FileNotFoundError:
+            return []
+        entries = [entry for path in listing if path.endswith(MANIFEST) for entry in self._read_manifest(path)]
+        replaced = {name for entry in entries for name in entry.replaces}
+        return sorted((entry for entry in entries if entry.file not in replaced), key=lambda entry: entry.file)
+
+    def dataset(self, table: str, segments: list[SealedSegment]) -> ds.Dataset:
+        """The segments as one Arrow dataset with today's schema (columns that older files lack are null)."""
+        return ds.dataset(
+            [f"{self._folder(table)}/{segment.file}" for segment in segments],
+            schema=SCHEMAS[table],
+            format="parquet",
+            filesystem=None if self._local else self.filesystem,
+        )
+
+    def seal(self, table: str, writer: str, stem: str, rows: pa.Table, replaces: Iterable[str] = ()) -> SealedSegment:
+        """Write rows as segment `stem` and enter it in the writer's manifest. Durable on return; sealing a stem again replaces it."""
+        name = f"{stem}{SUFFIX}"
+        scratch = self._layout.segments / table / f".{stem}.{uuid.uuid4().hex[:8]}.tmp"
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_parquet(table, rows, scratch)
+            size = scratch.stat().st_size
+            self._move(scratch, f"{self._folder(table)}/{name}")
+        finally:
+            scratch.unlink(missing_ok=True)
+        segment = SealedSegment(name, rows.num_rows, size, list(replaces))
+        manifest = f"{self._folder(table)}/{writer}{MANIFEST}"
+        others = [entry for entry in self._read_manifest(manifest) if entry.file != name] if self.filesystem.exists(manifest) else []
+        self._write_manifest(table, manifest, [*others, segment])
+        return segment
+
+    def manifest_of(self, table: str, writer: str) -> list[SealedSegment]:
+        """What one writer has sealed."""
+        path = f"{self._folder(table)}/{writer}{MANIFEST}"
+        self.filesystem.invalidate_cache(self._folder(table))
+        return self._read_manifest(path) if self.filesystem.exists(path) else []
+
+    def remove(self, table: str, files: Iterable[str]) -> None:
+        """Delete files that no reader needs any more (replaced long enough ago)."""
+        for name in files:
+            path = f"{self._folder(table)}/{name}"
+            if self.filesystem.exists(path):
+                self.filesystem.rm_file(path)
+
+    def _folder(self, table: str) -> str:
+        return f"{self.root}/{table}"
+
+    def _read_manifest(self, path: str) -> list[SealedSegment]:
+        content = json.loads(self.filesystem.cat_file(path))
+        if content["schema_version"] > SCHEMA_VERSION:
+            raise InputError(f"{path}: written by schema version {content['schema_version']}; this program knows {SCHEMA_VERSION}")
+        return [SealedSegment(**entry) for entry in content["segments"]]
+
+    def _write_manifest(self, table: str, path: str, segments: list[SealedSegment]) -> None:
+        content = {"schema_version": SCHEMA_VERSION, "table": table, "segments": [asdict(segment) for segment in segments]}
+        scratch = self._layout.segments / table / f".manifest.{uuid.uuid4().hex[:8]}.tmp"
+        scratch.write_text(json.dumps(content, indent=1))
+        try:
+            self._move(scratch, path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def _move(self, scratch: Path, path: str) -> None:
+        if not self._local:
+            self.filesystem.put_file(str(scratch), path)
+            return
+        with open(scratch, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+        sync_folder(Path(path).parent)
+
+
+def write_parquet(table: str, rows: pa.Table, path: Path) -> None:
+    """Write one sealed file: requests sorted by execution, so that one execution lies in few row groups."""
+    if table == "requests":
+        rows = rows.combine_chunks().sort_by([("execution_id", "ascending"), ("sequence", "ascending")])
+    pq.write_table(
+        rows,
+        path,
+        row_group_size=ROWS_PER_GROUP,
+        compression="zstd",
+        compression_level=1,
+    )
+
+
+def upgrade(table: str, rows: pa.Table) -> pa.Table:
+    """Rows of an older file in today's schema. Raises InputError for rows of a newer version."""
+    schema = SCHEMAS[table]
+    if schema_version(rows.schema) > SCHEMA_VERSION:
+        raise InputError(f"{table}: written by schema version {schema_version(rows.schema)}; this program knows {SCHEMA_VERSION}")
+    if rows.schema.equals(schema):
+        return rows
+    columns = [
+        rows.column(column.name).cast(column.type) if column.name in rows.schema.names else pa.nulls(rows.num_rows, column.type)
+        for column in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or a new file in this folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
