@@ -193,8 +193,21 @@ class RunDone:
 
 
 Event = (
-    RunStarted | EngineReady | EngineLost | ExecutionEnded | GroupReady | GroupLost | GroupAssigned | BatchTrained | UpdateDone
-    | InTraining | InRollout | TransitionFailed | SatelliteLost | Published | TimerFired
+    RunStarted
+    | EngineReady
+    | EngineLost
+    | ExecutionEnded
+    | GroupReady
+    | GroupLost
+    | GroupAssigned
+    | BatchTrained
+    | UpdateDone
+    | InTraining
+    | InRollout
+    | TransitionFailed
+    | SatelliteLost
+    | Published
+    | TimerFired
 )
 Action = Dispatch | Launch | CancelExecutions | SetTimer | OpenBatch | ToTraining | ToRollout | Update | Publish | BurstDone | RunDone
 
