@@ -1,0 +1,144 @@
+"""One client for everything an SGLang engine is told outside of generation: health, pause, weights, memory, aborts. Synchronous."""
+
+import base64
+import pickle
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import httpx
+import torch
+
+BUCKET_BYTES = 64 << 20
+MEMORY_TAGS = ("weights", "kv_cache")
+
+NamedTensors = Iterable[tuple[str, torch.Tensor]]
+
+
+class EngineError(RuntimeError):
+    """The engine refused, or could not be reached; the message names its address and its answer."""
+
+
+class EngineControl:
+    """Control endpoints of the engine at `url`. Every method raises EngineError when the engine refuses or does not answer in `timeout_s`."""
+
+    def __init__(self, url: str, timeout_s: float = 120.0) -> None:
+        self.url = url
+        self._client = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False)
+
+    def __enter__(self) -> "EngineControl":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def ready(self) -> bool:
+        """Whether the engine takes requests; says nothing about a paused one. Never raises."""
+        try:
+            return self._client.get("/ready").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def prove_health(self) -> None:
+        """Generate one token. Only for an engine that is not paused: a paused one answers no generation."""
+        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
+        answer = self._post("/generate", body).json()
+        if len(answer["output_ids"]) != 1:
+            raise EngineError(f"{self.url}: asked for one token, got {len(answer['output_ids'])}")
+
+    def weight_version(self) -> int:
+        """The version this engine serves and reports in its responses. An engine started without one counts as -1."""
+        version = self._get("/model_info").json()["weight_version"]
+        return int(version) if str(version).isdigit() else -1
+
+    def pause(self, mode: Literal["retract", "in_place", "abort"] = "retract") -> None:
+        """Stop generating. retract: running requests go back to the queue with their tokens and lose their KV; new ones wait until `resume`."""
+        self._post("/pause_generation", {"mode": mode})
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._post("/continue_generation", {})
+
+    def flush(self) -> None:
+        """Drop the prefix cache; refused while requests run."""
+        self._post("/flush_cache", None)
+
+    def abort(self, request_id: str) -> None:
+        """End one request; the engine matches by prefix, so ids have one fixed length. Unknown ids are ignored."""
+        self._post("/abort_request", {"rid": request_id})
+
+    def load(self) -> dict[str, int]:
+        """Requests running and waiting, tokens in the KV cache (a snapshot that may be a few scheduler passes old)."""
+        loads = self._get("/v1/loads").json()["loads"]
+        names = {"running": "num_running_reqs", "waiting": "num_waiting_reqs", "cached_tokens": "num_used_tokens"}
+        return {ours: sum(int(rank.get(theirs, 0)) for rank in loads) for ours, theirs in names.items()}
+
+    def release_memory(self, tags: Iterable[str] = MEMORY_TAGS) -> None:
+        """Give the memory of weights and KV cache away. The engine must be idle. Nothing happens on CPU, where there is no memory saver."""
+        self._post("/release_memory_occupation", {"tags": list(tags)})
+
+    def resume_memory(self, tags: Iterable[str] = MEMORY_TAGS) -> None:
+        """Take it back. Only after `release_memory` of the same tags: SGLang's scheduler dies of a resume that was not released."""
+        self._post("/resume_memory_occupation", {"tags": list(tags)})
+
+    def update_weights(self, weights: NamedTensors, version: int, tensor_parallel: int = 1) -> None:
+        """Replace all weights and the version, and drop what was cached under the old ones. The engine must be paused (mode retract)."""
+        self.begin_weight_update()
+        for bucket, last in weight_buckets(weights):
+            self.load_bucket(bucket, version if last else None, tensor_parallel)
+        self.end_weight_update()
+
+    def begin_weight_update(self) -> None:
+        """Open the session outside of which SGLang refuses weights."""
+        self._post("/begin_weight_update", {"selector": "all"})
+
+    def load_bucket(self, bucket: str, version: int | None, tensor_parallel: int = 1) -> None:
+        """Load one bucket of `weight_buckets`; with the last one comes the version, and the prefix cache is dropped."""
+        body: dict[str, Any] = {"serialized_named_tensors": [bucket] * tensor_parallel, "flush_cache": version is not None}
+        if version is not None:
+            body["weight_version"] = str(version)
+        self._post("/update_weights_from_tensor", body)
+
+    def end_weight_update(self) -> None:
+        self._post("/end_weight_update", {})
+
+    def _get(self, path: str) -> httpx.Response:
+        return self._checked(path, lambda: self._client.get(path))
+
+    def _post(self, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        return self._checked(path, lambda: self._client.post(path, json=body))
+
+    def _checked(self, path: str, call: Any) -> httpx.Response:
+        try:
+            response = call()
+        except httpx.HTTPError as error:
+            raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
+        if response.status_code != 200:
+            raise EngineError(f"{self.url}{path}: answered {response.status_code}: {response.text[:300]}")
+        return response
+
+
+def weight_buckets(weights: NamedTensors, bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, bool]]:
+    """The weights as SGLang takes them over HTTP, a few at a time so that not all need exist at once.
+
+    Yields (bucket, whether it is the last): a bucket is a base64 pickle of [(name, CPU tensor)] of at most `bucket_bytes`, unless one tensor is larger.
+    Plain pickles, because SGLang's own serialiser hands over file descriptors, which only its own children can receive.
+    """
+    pending: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        if pending and size + tensor.nbytes > bucket_bytes:
+            yield _serialised(pending), False
+            pending, size = [], 0
+        # a copy of its own: pickling a view would carry the whole buffer behind it
+        pending.append((name, tensor.detach().to("cpu", copy=True).contiguous()))
+        size += tensor.nbytes
+    if not pending:
+        raise ValueError("there are no weights to publish")
+    yield _serialised(pending), True
+
+
+def _serialised(tensors: list[tuple[str, torch.Tensor]]) -> str:
+    return base64.b64encode(pickle.dumps(tensors)).decode()

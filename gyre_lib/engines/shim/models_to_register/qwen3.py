@@ -1,0 +1,3 @@
+"""Dense Qwen3."""
+
+from sglang.srt.models.qwen3 import EntryClass as EntryClass
