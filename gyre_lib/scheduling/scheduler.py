@@ -204,6 +204,10 @@ class Scheduler:
         """C(k) once this cell has left rollout, in executions."""
         return self.capacity - (self.settings.cell_capacity if self._serves(cell) else 0)
 
+    def expects(self, group: str) -> bool:
+        """Whether this group is admitted and a batch is still to take it. After GroupLost: True for a placeholder, False if replaced."""
+        return group in self._groups
+
     def snapshot(self) -> dict[str, Any]:
         """The state for people: plain JSON values."""
         mean = self.staleness.mean
