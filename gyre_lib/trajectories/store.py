@@ -65,8 +65,12 @@ def read_table(layout: RunLayout, table: str, filter: pc.Expression | None = Non
 
 def read_execution(layout: RunLayout, execution_id: str) -> list[RequestRecord]:
     """The request records of one execution in sequence order; sees open segments of live writers."""
-    rows = read_table(layout, "requests", pc.field("execution_id") == execution_id)
-    return [row_to_record(row) for row in rows.sort_by("sequence").to_pylist()]
+    return [row_to_record(row) for row in read_execution_rows(layout, execution_id).to_pylist()]
+
+
+def read_execution_rows(layout: RunLayout, execution_id: str) -> pa.Table:
+    """The same as rows of table `requests`, whose token lists stay in Arrow."""
+    return read_table(layout, "requests", pc.field("execution_id") == execution_id).sort_by("sequence")
 
 
 def record_to_row(record: RequestRecord) -> Row:
@@ -86,6 +90,20 @@ def row_to_record(row: Row) -> RequestRecord:
     values = {name: value for name, value in row.items() if name not in _DERIVED}
     values["version_spans"] = [VersionSpan(**span) for span in row["version_spans"]]
     return RequestRecord(**values)
+
+
+def record_outlines(requests: pa.Table) -> list[RequestRecord]:
+    """Rows of table `requests` as records without their tokens: one output token stands for all, so that nothing long is copied."""
+    lists = ("input_ids", "output_ids", "output_logprobs", "version_spans")
+    rows = requests.drop_columns(list(lists)).to_pylist()
+    return [_outline(row, row["n_output"] > 0) for row in rows]
+
+
+def _outline(row: Row, emitted: bool) -> RequestRecord:
+    tokens: Row = {"input_ids": [], "output_ids": [], "output_logprobs": [], "version_spans": []}
+    if emitted:
+        tokens |= {"output_ids": [0], "output_logprobs": [0.0], "version_spans": [{"version": 0, "start": 0, "end": 1}]}
+    return row_to_record(row | tokens)
 
 
 def connect(run_dir: Path | str) -> duckdb.DuckDBPyConnection:
