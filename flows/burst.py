@@ -1,0 +1,127 @@
+"""A burst: the executor of the scheduler's actions. It reads the coordinator's feed and gives every entry a task run, in the feed's order.
+
+The coordinator decides and remembers; this flow makes what happens visible and retries what fails. Killed and run again, it finds in the feed
+what is not done yet, and attaches to what is still going on: nothing is dispatched twice.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from prefect import flow, get_run_logger
+from prefect.futures import PrefectFuture, wait
+from prefect.runtime import flow_run
+from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
+from tasks.reporting import report_burst
+
+from gyre_lib.config.run_config import load_config
+from tasks.connection import coordinator_of, layout_of
+from tasks.evaluation import evaluate_execution
+from tasks.publication import publish
+from tasks.rollouts import dispatch, roll_out_group
+from tasks.training import train_step
+from tasks.transitions import return_to_rollout, switch_to_training
+
+# Group and step watchers mostly sleep; evaluations and transitions take the rest.
+THREADS = 24
+Entry = dict[str, Any]
+
+
+def _name() -> str:
+    parameters = flow_run.parameters
+    return f"{parameters['run']} burst {parameters['burst']}"
+
+
+@flow(name="burst", flow_run_name=_name, task_runner=ThreadPoolTaskRunner(max_workers=THREADS))
+def burst(
+    run: Annotated[str, Field(title="Run", description="Name of a run whose services are up.")],
+    burst: Annotated[int, Field(ge=0, title="Burst", description="Number of the burst, from 0; an unfinished burst is continued.")],
+) -> dict[str, Any]:
+    """Carry out one burst: its training steps, the cells' changes of role, its evaluations, and the publication at its end."""
+    client = coordinator_of(run)
+    client.start_run()
+    work = _Work(run, burst)
+    for group in client.outstanding_groups():
+        work.follow_group(group["group_id"])
+    after = 0
+    while not work.ended and client.state()["burst"] <= burst:
+        for entry in client.feed(after):
+            after = max(after, entry["seq"])
+            work.start(entry)
+    wait(work.futures)
+    failed = [future for future in work.futures if future.state.is_failed()]
+    if failed:
+        get_run_logger().warning("%d task runs failed; their work stays in the feed and the next burst takes it up", len(failed))
+    return report_burst(run, burst)
+
+
+class _Work:
+    """The task runs of one burst."""
+
+    def __init__(self, run: str, burst: int) -> None:
+        self._run = run
+        self._burst = burst
+        config = load_config(layout_of(run).config)
+        self._evaluate = evaluate_execution.with_options(retries=config.evaluation.retries, retry_delay_seconds=1.0)
+        self._steps_per_burst = config.scheduling.steps_per_burst
+        self._groups: set[str] = set()
+        # The last task run of each kind: the edges of the graph in the UI.
+        self._last: dict[str, PrefectFuture[Any]] = {}
+        self.futures: list[PrefectFuture[Any]] = []
+        self.ended = False
+        self._start: dict[str, Callable[[str, Entry], None]] = {
+            "Dispatch": self._dispatch,
+            "OpenBatch": self._open_batch,
+            "ToTraining": self._to_training,
+            "ToRollout": self._to_rollout,
+            "Update": lambda entry_id, arguments: None,
+            "Publish": self._publish,
+            "Evaluate": self._evaluate_execution,
+            "BurstDone": self._burst_done,
+            "RunDone": self._run_done,
+        }
+
+    def start(self, entry: Entry) -> None:
+        """Submit the entry's task run. An Update is taken by its step's task run."""
+        self._start[entry["kind"]](entry["entry_id"], entry["arguments"])
+
+    def follow_group(self, group_id: str) -> None:
+        if group_id not in self._groups:
+            self._groups.add(group_id)
+            self._submit(roll_out_group, group_id, self._burst, after=["dispatch"])
+
+    def _submit(self, verb: Any, *arguments: Any, kind: str = "", after: list[str] | None = None) -> None:
+        upstream = [self._last[name] for name in after or [] if name in self._last]
+        future = verb.submit(self._run, *arguments, wait_for=upstream)
+        self.futures.append(future)
+        if kind:
+            self._last[kind] = future
+
+    def _dispatch(self, entry_id: str, arguments: Entry) -> None:
+        self._submit(dispatch, entry_id, len(arguments["groups"]), arguments["version"], kind="dispatch", after=["publish"])
+        for group_id in arguments["groups"]:
+            self.follow_group(group_id)
+
+    def _open_batch(self, entry_id: str, arguments: Entry) -> None:
+        if arguments["step"] // self._steps_per_burst <= self._burst:
+            self._submit(train_step, entry_id, arguments["step"], kind="step", after=["step"])
+
+    def _to_training(self, entry_id: str, arguments: Entry) -> None:
+        self._submit(switch_to_training, entry_id, arguments["cell"], kind="transition", after=["transition"])
+
+    def _to_rollout(self, entry_id: str, arguments: Entry) -> None:
+        self._submit(return_to_rollout, entry_id, arguments["cell"], kind="return", after=["step", "transition"])
+
+    def _publish(self, entry_id: str, arguments: Entry) -> None:
+        self._submit(publish, entry_id, arguments["version"], kind="publish", after=["step", "return"])
+
+    def _evaluate_execution(self, entry_id: str, arguments: Entry) -> None:
+        self._submit(self._evaluate, arguments["execution_id"])
+
+    def _burst_done(self, entry_id: str, arguments: Entry) -> None:
+        coordinator_of(self._run).perform(entry_id)
+        self.ended = self.ended or arguments["burst"] >= self._burst
+
+    def _run_done(self, entry_id: str, arguments: Entry) -> None:
+        coordinator_of(self._run).perform(entry_id)
+        self.ended = True

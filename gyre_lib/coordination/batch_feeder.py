@@ -1,0 +1,151 @@
+"""Feeds the packing buffer: takes ready groups, oldest policy version first, admits and materialises their trajectories, and says when a
+batch is trained. The packing buffer itself is pure (`training.packing`); this is the shell around it."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from gyre_lib.coordination.trajectory_buffer import Execution, Group
+from gyre_lib.scheduling import events as ev
+from gyre_lib.scheduling.scheduler import BATCH, UPDATE
+from gyre_lib.training.micro_steps import Closed, MicroStep, Wait
+from gyre_lib.training.packing import PackingBuffer, PackingSettings, ReadyExecution, ReadyGroup
+from gyre_lib.trajectories.admission import admit
+from gyre_lib.trajectories.materialisation import materialise
+from gyre_lib.trajectories.schemas import SCHEMAS
+from gyre_lib.trajectories.store import read_execution
+
+if TYPE_CHECKING:
+    from gyre_lib.coordination.coordinator import Coordinator
+
+MICRO_STEP_COLUMNS = set(SCHEMAS["micro_steps"].names)
+
+
+class BatchFeeder:
+    def __init__(self, coordinator: "Coordinator") -> None:
+        self._c = coordinator
+        self.packing = PackingBuffer(PackingSettings.from_config(coordinator.config))
+        self.step: int | None = None
+        self.assigned: list[str] = []
+        self.opened_s = 0.0
+        self.trained_s = 0.0
+        self.stats: list[dict[str, Any]] = []
+        self._supplying = asyncio.Lock()
+        self._reported: int | None = None
+        self._replayed_consumed: list[tuple[str, int]] = []
+
+    def open(self, step: int) -> None:
+        """The batch of this step becomes current."""
+        self.step, self.assigned, self.stats = step, [], []
+        self.opened_s, self.trained_s = time.time(), 0.0
+        self.packing.open_batch(step, self._c.settings.groups_per_batch)
+
+    async def supply(self) -> None:
+        """Take ready groups while the packing buffer runs low. Without streaming, only once the whole batch is ready."""
+        async with self._supplying:
+            while self.step is not None and self._wants_group():
+                ready = self._available()
+                missing = self._c.settings.groups_per_batch - len(self.assigned)
+                if not ready or missing == 0 or (not self._c.settings.streaming and len(ready) < missing):
+                    return
+                await self._take(ready[0], self.step)
+        await self.check_trained()
+
+    async def claim(self, cell: int, step: int) -> MicroStep | Wait | Closed:
+        """A micro-step for a cell; hands the buffer more groups when it runs low."""
+        if self.step != step:
+            return Closed(0)
+        now = time.time()
+        self.packing.expire(now)
+        claimed = self.packing.claim(cell, now)
+        if not self._supplying.locked() and self._wants_group():
+            self._c.spawn(self.supply())
+        return claimed
+
+    async def done(self, cell: int, step: int, micro_step_id: str, stats: dict[str, Any]) -> None:
+        """Gradients of a micro-step are accumulated on the cell. An answer for an earlier batch is too late to count."""
+        if self.step != step:
+            return
+        now = time.time()
+        self.packing.done(micro_step_id, cell, now, stats)
+        self.stats.append({"micro_step_id": micro_step_id, **stats})
+        known = {name: value for name, value in stats.items() if name in MICRO_STEP_COLUMNS}
+        row = {**known, "micro_step_id": f"{step}-{micro_step_id}", "step": step, "status": "done", "cell": cell, "done_s": now}
+        self._c.tables.append("micro_steps", [row])
+        await self.check_trained()
+
+    async def check_trained(self) -> None:
+        """Tell the scheduler, once, that every micro-step of the batch has been processed and there is a cell to take the update."""
+        if self.step is None or self._reported == self.step or not self.packing.finished or self._c.scheduler.prefix == 0:
+            return
+        self._reported = self.step
+        self.trained_s = time.time()
+        await self._c.apply(ev.BatchTrained(self.step))
+
+    def consumed(self, step: int) -> list[Group]:
+        """The update of this step is complete: its groups leave the buffer."""
+        groups = [self._c.buffer.groups[group_id] for group_id in self.assigned]
+        for group in groups:
+            group.status, group.step = "consumed", step
+        self.step = None
+        return groups
+
+    def note(self, event: ev.Event) -> None:
+        """What a journalled event says about batches, when the journal is read again."""
+        match event:
+            case ev.GroupAssigned(group_id):
+                self.assigned.append(group_id)
+            case ev.UpdateDone(step):
+                self._replayed_consumed += [(group_id, step) for group_id in self.assigned]
+                self.assigned = []
+
+    def restore_statuses(self) -> None:
+        """After a replay: consumed groups stay consumed; the open batch is built again from the groups it had taken."""
+        for group_id, step in self._replayed_consumed:
+            self._c.buffer.groups[group_id].status, self._c.buffer.groups[group_id].step = "consumed", step
+        if self._c.scheduler.phase not in (BATCH, UPDATE):
+            return
+        taken, step = self.assigned, self._c.scheduler.version
+        self.open(step)
+        for group_id in taken:
+            group = self._c.buffer.groups[group_id]
+            group.status, group.step = "assigned", step
+            self.assigned.append(group_id)
+            self.packing.add_group(self._ready_group(group, self._c.buffer.training_executions(group_id)))
+
+    def _wants_group(self) -> bool:
+        return self.packing.want_group() or not self._c.settings.streaming
+
+    def _available(self) -> list[Group]:
+        """Groups that the batch may take: ready ones, and lost ones that no other group replaces, as empty placeholders."""
+        lost = [group for group in self._c.buffer.groups.values() if group.status == "lost"]
+        return sorted([*self._c.buffer.ready_groups(), *lost], key=lambda g: (g.dispatch_version, g.ready_s, g.group_id))
+
+    async def _take(self, group: Group, step: int) -> None:
+        ready = await asyncio.to_thread(self._ready_group, group, self._c.buffer.training_executions(group.group_id))
+        group.status, group.step = "assigned", step
+        self.assigned.append(group.group_id)
+        self.packing.add_group(ready)
+        self._c.tables.group(group, self._c.buffer)
+        await self._c.apply(ev.GroupAssigned(group.group_id))
+
+    def _ready_group(self, group: Group, executions: list[Execution]) -> ReadyGroup:
+        return ReadyGroup(
+            group_id=group.group_id,
+            version=group.dispatch_version,
+            executions=[self._ready_execution(execution) for execution in executions],
+        )
+
+    def _ready_execution(self, execution: Execution) -> ReadyExecution:
+        layout, limit = self._c.layout, self._c.config.training.max_trajectories
+        records = read_execution(layout, execution.execution_id)
+        admitted = admit(
+            records,
+            run_id=layout.run_id,
+            execution_id=execution.execution_id,
+            version=execution.dispatch_version,
+            max_trajectories=limit,
+        )
+        self._c.tables.append("admissions", [candidate.as_row() for candidate in admitted])
+        rows = materialise(records, admitted, group_id=execution.group_id)
+        return ReadyExecution(execution_id=execution.execution_id, reward=float(execution.score or 0.0), rows=rows)

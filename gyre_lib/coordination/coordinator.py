@@ -1,0 +1,549 @@
+"""The coordinator: the shell around the pure scheduler. It journals events, releases actions, and knows every execution and engine.
+
+One event loop, no threads of its own except for reading and writing segments. Order of an event: the scheduler decides, the journal has it
+on disk, then the actions are released. What a flow has to perform (transitions, steps, publications, evaluations) goes to the feed; what
+needs no person's eye (launches, timers, cancellations) is done here at once.
+
+After a restart the journal rebuilds the scheduler, the ledger what it does not keep; nothing is dispatched or counted twice.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gyre_lib.config.layout import RunLayout
+from gyre_lib.config.run_config import RunConfig
+from gyre_lib.coordination.batch_feeder import BatchFeeder
+from gyre_lib.coordination.command_queue import CommandQueue
+from gyre_lib.coordination.feed import Entry, Feed
+from gyre_lib.coordination.journal import Journal
+from gyre_lib.coordination.proxies import Proxies
+from gyre_lib.coordination.recording import Tables
+from gyre_lib.coordination.routing_table import Route, RoutingTable
+from gyre_lib.coordination.trajectory_buffer import PLACEHOLDER, Execution, Group, TrajectoryBuffer
+from gyre_lib.rollout.tasks import find_tasks
+from gyre_lib.scheduling import events as ev
+from gyre_lib.scheduling.scheduler import TO_TRAINING, TRAINING, Scheduler
+from gyre_lib.scheduling.settings import SchedulerSettings
+from gyre_lib.trajectories.schemas import SCHEMAS
+
+PERFORMED_BY_FLOW = (ev.Dispatch, ev.OpenBatch, ev.ToTraining, ev.ToRollout, ev.Update, ev.Publish, ev.BurstDone, ev.RunDone)
+
+
+@dataclass
+class Worker:
+    worker_id: str
+    seen_s: float
+    cancelled: set[str]
+
+
+STEP_COLUMNS = set(SCHEMAS["train_steps"].names)
+WORKER_LOST_S = 30.0
+"""A worker silent for this long is taken for dead; its executions end as infrastructure failures."""
+
+
+class Coordinator:
+    def __init__(self, layout: RunLayout, config: RunConfig, secret: str) -> None:
+        self.layout = layout
+        self.config = config
+        self.tasks = find_tasks(Path(config.rollout.tasks))
+        self.settings = SchedulerSettings.from_config(config)
+        self.scheduler = Scheduler(self.settings)
+        self.journal = Journal(layout.journal, "burst")
+        self.ledger = Journal(layout.journal, "ledger")
+        self.buffer = TrajectoryBuffer()
+        self.table = RoutingTable()
+        self.feed = Feed()
+        self.commands = CommandQueue(config.cells.ranks_per_cell)
+        self.proxies = Proxies(self.table, secret)
+        self.tables = Tables(layout, config)
+        self.batches = BatchFeeder(self)
+        self.launch_orders: asyncio.Queue[str] = asyncio.Queue()
+        self.workers: dict[str, Worker] = {}
+        self.cells_ready: dict[int, set[int]] = {}
+        self.memory_released: set[int] = set()
+        """Cells whose engines have given their memory to training."""
+        self._starts: dict[int, int] = {}
+        self.started_s = time.time()
+        self.burst = 0
+        self.run_done = False
+        self._secret = secret.encode()
+        self._query_order = self._shuffled_tasks()
+        self._event_seq = 0
+        self._last_timer: ev.SetTimer | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+
+    # -- events and actions
+
+    async def apply(self, event: ev.Event) -> None:
+        """Give the scheduler an event; release its actions once the journal has them."""
+        now = time.time()
+        actions = self.scheduler.handle(event, now)
+        self._event_seq += 1
+        seq = self._event_seq
+        entry = {"seq": seq, "now": now, "event": ev.to_json(event), "actions": [ev.to_json(action) for action in actions]}
+        self.journal.append(entry)
+        for action in actions:
+            self._take_note(event, action, now)
+        for index, action in enumerate(actions):
+            await self._release(f"{seq:06d}-{index}", action)
+
+    async def _release(self, action_id: str, action: ev.Action) -> None:
+        match action:
+            case ev.Launch(executions):
+                await self._launch(executions)
+            case ev.SetTimer():
+                self._arm(action)
+            case ev.CancelExecutions(executions):
+                self._cancel(executions)
+            case ev.OpenBatch(step):
+                self.batches.open(step)
+        if isinstance(action, PERFORMED_BY_FLOW):
+            await self.feed.put(self._entry(action_id, action))
+        if isinstance(action, ev.OpenBatch):
+            self.spawn(self.batches.supply())
+        if isinstance(action, ev.BurstDone):
+            self.tables.seal_journal(self.journal.next_file())
+            self.burst = action.burst + 1
+        if isinstance(action, ev.RunDone):
+            self.run_done = True
+            self.cancel_outstanding("the run has ended")
+
+    def _take_note(self, event: ev.Event, action: ev.Action, now: float) -> None:
+        """What an action changes in the buffer; the same live and when the journal is read again."""
+        match action:
+            case ev.Dispatch(groups, executions, version):
+                replaced = self.buffer.groups[event.group] if isinstance(event, ev.GroupLost) else None
+                for group_id, members in zip(groups, executions, strict=True):
+                    self._dispatch(group_id, members, version, now, replaced)
+            case ev.Launch(executions):
+                for execution_id in executions:
+                    self.buffer.launch(execution_id, now, self.config.rollout.overall_budget_s)
+
+    def _dispatch(self, group_id: str, members: tuple[str, ...], version: int, now: float, replaced: Group | None) -> None:
+        """Enter a group; a group that replaces a lost one runs the same query again."""
+        if replaced is not None:
+            replaced.status = "requeued"
+            task_path, task_id = replaced.task_path, replaced.task_id
+        else:
+            task = self._query_order[(int(group_id[1:]) - 1) % len(self._query_order)]
+            task_path, task_id = str(task.path), task.task_id
+        group = Group(group_id, task_path, task_id, version, keep=self.settings.executions_per_group, dispatched_s=now)
+        executions = [Execution(execution_id, group_id, task_path, task_id, version, dispatched_s=now) for execution_id in members]
+        if self.buffer.dispatch(group, executions):
+            self.tables.group(group, self.buffer)
+
+    def _entry(self, action_id: str, action: ev.Action) -> Entry:
+        arguments = {key: value for key, value in ev.to_json(action).items() if key != "kind"}
+        return Entry(action_id, type(action).__name__, self.burst, arguments)
+
+    def _arm(self, timer: ev.SetTimer) -> None:
+        self._last_timer = timer
+        asyncio.get_running_loop().call_later(timer.delay_s, lambda: self.spawn(self.apply(ev.TimerFired(timer.token))))
+
+    # -- executions
+
+    def token(self, execution_id: str) -> str:
+        """The execution's API key: not guessable, and the same after a restart."""
+        return "gyre-" + hmac.new(self._secret, execution_id.encode(), hashlib.sha256).hexdigest()
+
+    async def _launch(self, executions: tuple[str, ...]) -> None:
+        for execution_id in executions:
+            self._open_route(self.buffer.executions[execution_id])
+        await self.proxies.push()
+        for execution_id in executions:
+            self.launch_orders.put_nowait(execution_id)
+
+    def _open_route(self, execution: Execution) -> None:
+        rollout = self.config.rollout
+        digest = hashlib.sha256(self.token(execution.execution_id).encode()).hexdigest()
+        self.table.open(
+            Route(
+                execution.execution_id,
+                digest,
+                "",
+                rollout.max_context_tokens,
+                rollout.max_output_tokens,
+                rollout.temperature,
+                execution.train,
+            )
+        )
+
+    async def launch_benchmark(self, executions: list[Execution]) -> None:
+        """Executions of evaluate-policy: beside the scheduler's counters, never trained."""
+        now = time.time()
+        for execution in executions:
+            self.ledger.append(
+                {
+                    "kind": "benchmark",
+                    "now": now,
+                    "execution": execution.execution_id,
+                    "task_path": execution.task_path,
+                    "task_id": execution.task_id,
+                    "group": execution.group_id,
+                    "version": execution.dispatch_version,
+                }
+            )
+            self.buffer.add_benchmark_execution(execution)
+            self.buffer.launch(execution.execution_id, now, self.config.rollout.overall_budget_s)
+        await self._launch(tuple(execution.execution_id for execution in executions))
+
+    async def claim(self, worker_id: str, slots: int, timeout_s: float) -> list[Execution]:
+        """Launch orders for a worker, at most `slots`; waits for the first up to the time-out."""
+        self.heard_from(worker_id)
+        claimed: list[Execution] = []
+        while len(claimed) < slots:
+            try:
+                wait = timeout_s if not claimed else 0.05
+                execution_id = await asyncio.wait_for(self.launch_orders.get(), wait)
+            except TimeoutError:
+                break
+            execution = self.buffer.executions[execution_id]
+            if self.buffer.claim(execution_id, worker_id):
+                self.ledger.append({"kind": "claimed", "now": time.time(), "execution": execution_id, "worker": worker_id})
+                claimed.append(execution)
+        return claimed
+
+    def heard_from(self, worker_id: str) -> set[str]:
+        """Note a sign of life; returns executions that this worker shall cancel."""
+        worker = self.workers.setdefault(worker_id, Worker(worker_id, time.time(), set()))
+        worker.seen_s = time.time()
+        return worker.cancelled
+
+    async def ended(self, execution_id: str, outcome: str, detail: str, artifact_ref: str) -> None:
+        """A launched execution terminated: revoke its key, fix its records, count it once, and have its work evaluated."""
+        execution = self.buffer.executions[execution_id]
+        if execution.reached("ended"):
+            return
+        counts = await self.proxies.close(execution_id)
+        self.table.close(execution_id)
+        now = time.time()
+        if not self.buffer.end(execution_id, now, outcome, detail, artifact_ref):
+            return
+        execution.requests, execution.output_tokens = counts["requests"], counts["output_tokens"]
+        self.ledger.append(
+            {
+                "kind": "ended",
+                "now": now,
+                "execution": execution_id,
+                "outcome": outcome,
+                "detail": detail,
+                "artifact": artifact_ref,
+                **counts,
+            }
+        )
+        if artifact_ref:
+            self.tables.artifact(execution)
+        if execution.train:
+            await self.apply(ev.ExecutionEnded(execution_id))
+        await self._after_end(execution)
+
+    async def _after_end(self, execution: Execution) -> None:
+        if execution.outcome == "Cancelled":
+            await self.settle(execution.execution_id, None, "cancelled")
+        elif not execution.artifact_ref:
+            await self.settle(execution.execution_id, 0.0, PLACEHOLDER)
+        else:
+            await self.feed.put(self._evaluation(execution))
+
+    def _evaluation(self, execution: Execution) -> Entry:
+        arguments = {"execution_id": execution.execution_id, "group_id": execution.group_id, "task_id": execution.task_id}
+        return Entry(f"evaluate-{execution.execution_id}", "Evaluate", self.burst, arguments)
+
+    async def assessed(self, execution_id: str, assessment: dict[str, Any]) -> None:
+        """One evaluation's result. An unresolved one settles nothing: it is tried again, or the overall budget ends."""
+        execution = self.buffer.executions[execution_id]
+        execution.evaluation_attempts += 1
+        self.tables.assessment(execution, assessment)
+        if assessment["validity"] == "valid":
+            await self.settle(execution_id, assessment["score"], "valid")
+
+    async def settle(self, execution_id: str, score: float | None, validity: str, outcome: str | None = None) -> None:
+        execution = self.buffer.executions[execution_id]
+        now = time.time()
+        if not self.buffer.settle(execution_id, now, score, validity, outcome):
+            return
+        self.ledger.append(
+            {"kind": "settled", "now": now, "execution": execution_id, "score": score, "validity": validity, "outcome": outcome}
+        )
+        self.tables.execution(execution)
+        await self.feed.finish_if_there(f"evaluate-{execution_id}", {"score": score, "validity": validity})
+        if execution.train:
+            await self._after_settlement(execution.group_id, now)
+
+    async def _after_settlement(self, group_id: str, now: float) -> None:
+        self._cancel(tuple(self.buffer.surplus(group_id)))
+        status = self.buffer.settled_group(group_id, now)
+        if status is None:
+            return
+        self.tables.group(self.buffer.groups[group_id], self.buffer)
+        if self.run_done:
+            return
+        await self.apply(ev.GroupReady(group_id) if status == "ready" else ev.GroupLost(group_id))
+        await self.batches.supply()
+
+    def _cancel(self, executions: tuple[str, ...]) -> None:
+        for execution_id in executions:
+            execution = self.buffer.executions[execution_id]
+            if execution.reached("ended"):
+                continue
+            if execution.reached("claimed") and execution.worker_id in self.workers:
+                self.workers[execution.worker_id].cancelled.add(execution_id)
+            else:
+                self.spawn(self.ended(execution_id, "Cancelled", "not needed any more", ""))
+
+    def cancel_outstanding(self, reason: str) -> None:
+        """Cancel every execution that still runs or waits."""
+        self._cancel(tuple(e.execution_id for e in self.buffer.executions.values() if not e.reached("ended")))
+
+    def launch_order(self, execution: Execution) -> dict[str, Any]:
+        """What a worker needs to run an execution."""
+        rollout = self.config.rollout
+        proxy = self.proxies.of(execution.execution_id)
+        return {
+            "execution_id": execution.execution_id,
+            "group_id": execution.group_id,
+            "task_path": execution.task_path,
+            "task_format": rollout.task_format,
+            "token": self.token(execution.execution_id),
+            "proxy_socket": proxy.uds,
+            "harness": rollout.harness,
+            "sandbox": rollout.sandbox,
+            "harness_budget_s": rollout.harness_budget_s,
+            "overall_budget_s": rollout.overall_budget_s,
+            "max_turns": rollout.max_turns,
+            "max_output_tokens": rollout.max_output_tokens,
+        }
+
+    def benchmark_executions(self, benchmark_id: str, task_paths: list[str], samples: int) -> list[Execution]:
+        """The executions of evaluate-policy, the same for a repeated request."""
+        version = self.table.published_version
+        return [
+            Execution(f"{benchmark_id}-{number:03d}-{sample:02d}", benchmark_id, path, Path(path).name, version, train=False)
+            for number, path in enumerate(task_paths)
+            for sample in range(samples)
+        ]
+
+    # -- steps
+
+    def step_progress(self, step: int) -> dict[str, Any]:
+        """How far a training step is, for its progress artifact."""
+        current = self.batches.step == step
+        return {
+            "step": step,
+            "updated": self.scheduler.version > step,
+            "groups": self.settings.groups_per_batch,
+            "assigned": len(self.batches.assigned) if current else 0,
+            "micro_steps_done": len(self.batches.stats) if current else 0,
+            "trained": current and self.batches.trained_s > 0,
+            "cells": self.training_cells(),
+            "update": next((e.entry_id for e in self.feed.pending() if e.kind == "Update" and e.arguments["step"] == step), None),
+        }
+
+    def record_step(self, entry: Entry, report: dict[str, Any], phases: dict[str, float], started_s: float) -> None:
+        """The step's row, its groups' rows, and the end of its batch."""
+        now = time.time()
+        step, batches = entry.arguments["step"], self.batches
+        trained_s = batches.trained_s or started_s
+        groups = batches.consumed(step)
+        rewards = [e.score for group in groups for e in self.buffer.training_executions(group.group_id) if e.score is not None]
+        staleness = [step - group.dispatch_version for group in groups]
+        known = {name: value for name, value in report.items() if name in STEP_COLUMNS}
+        row = {
+            **known,
+            "step": step,
+            "burst": entry.burst,
+            "final": entry.arguments["final"],
+            "cells": entry.arguments["cells"],
+            "groups": len(groups),
+            "micro_steps": len(batches.stats),
+            "max_trajectories": self.config.training.max_trajectories,
+            "mean_reward": sum(rewards) / len(rewards) if rewards else None,
+            "staleness_mean": sum(staleness) / len(staleness) if staleness else None,
+            "learning_rate": self.config.training.learning_rate,
+            "opened_s": batches.opened_s,
+            "trained_s": trained_s,
+            "updated_s": now,
+            "duration_s": now - batches.opened_s,
+            "seconds": {"stream": trained_s - batches.opened_s, **phases},
+        }
+        self.tables.append("train_steps", [row])
+        for group in groups:
+            self.tables.group(group, self.buffer, consumed_s=now)
+
+    # -- engines
+
+    async def engine_up(self, cell: int, weight_version: int) -> None:
+        """The engines of a cell (or the standalone pool) serve this version."""
+        moved = self.table.serve([engine.engine_id for engine in self.table.engines_of(cell)], weight_version)
+        await self.proxies.push()
+        self.tables.engines(self.table.engines_of(cell), "serving", moved)
+
+    async def engine_down(self, cell: int, reason: str) -> None:
+        """The engines of a cell died: its executions move, their requests are retried elsewhere."""
+        moved = self.table.move_away([engine.engine_id for engine in self.table.engines_of(cell)])
+        await self.proxies.push()
+        self.tables.engines(self.table.engines_of(cell), reason, moved)
+        await self.apply(ev.EngineLost(cell))
+
+    # -- cells
+
+    def training_cells(self) -> list[int]:
+        return [cell for cell in range(self.settings.cells) if self.is_training(cell)]
+
+    def is_training(self, cell: int) -> bool:
+        return self.scheduler.roles[cell] == TRAINING
+
+    def generation(self, cell: int) -> str:
+        """Changes with every start of the coordinator and of the cell's ranks: commands of an earlier life are not taken for done."""
+        return f"{int(self.started_s)}.{self._starts.get(cell, 0)}"
+
+    async def cell_up(self, cell: int, shard: int) -> bool:
+        """A rank of the cell has started; True once all ranks of all cells have."""
+        ranks = self.cells_ready.setdefault(cell, set())
+        if shard in ranks or not ranks:
+            await self.commands.up(cell)
+            self._starts[cell] = self._starts.get(cell, 0) + 1
+            ranks.clear()
+        ranks.add(shard)
+        return all(len(self.cells_ready.get(c, ())) == self.config.cells.ranks_per_cell for c in range(self.settings.cells))
+
+    async def cell_up_again(self, cell: int) -> None:
+        """The ranks that were reported down are in fact new ones."""
+        await self.commands.up(cell)
+        self._starts[cell] = self._starts.get(cell, 0) + 1
+        self.cells_ready[cell] = set(range(self.config.cells.ranks_per_cell))
+
+    async def cell_down(self, cell: int, reason: str) -> None:
+        """The cell's ranks died: what it holds of the batch returns to the queue, and it leaves the prefix."""
+        self.cells_ready.pop(cell, None)
+        await self.commands.down(cell, reason)
+        if self.batches.step is not None:
+            self.batches.packing.hand_back(cell, time.time())
+        if cell != 0 and self.scheduler.roles[cell] in (TRAINING, TO_TRAINING):
+            await self.apply(ev.SatelliteLost(cell))
+
+    # -- time
+
+    async def tick(self) -> None:
+        """Once a second: overall budgets that have ended, workers that are gone."""
+        now = time.time()
+        for execution in list(self.buffer.executions.values()):
+            if execution.reached("ended") and not execution.reached("settled") and now > execution.deadline_s:
+                await self.settle(execution.execution_id, None, "unresolved", "OverallTimeout")
+        for worker in [w for w in self.workers.values() if now - w.seen_s > WORKER_LOST_S]:
+            del self.workers[worker.worker_id]
+            await self._worker_lost(worker.worker_id)
+
+    async def _worker_lost(self, worker_id: str) -> None:
+        for execution in list(self.buffer.executions.values()):
+            if execution.worker_id == worker_id and not execution.reached("ended"):
+                await self.ended(execution.execution_id, "InfrastructureFailed", f"worker {worker_id} is gone", "")
+
+    def spawn(self, work: Any) -> None:
+        """Run a coroutine beside the caller; an error in it is the coordinator's error."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "coordinator background task failed", "exception": task.exception()}
+            )
+
+    def _shuffled_tasks(self) -> list[Any]:
+        """Training queries in an order fixed by the seed, so that a replay dispatches the same."""
+        order = list(self.tasks)
+        random.Random(self.config.training.seed).shuffle(order)
+        return order
+
+    # -- restart
+
+    async def restore(self) -> None:
+        """Rebuild everything from journal and ledger; then go on where they stop."""
+        entries = list(self.journal.entries())
+        if not entries:
+            self.journal.append({"settings": self.settings.to_json()})
+            return
+        done = {fact["id"]: fact["result"] for fact in self.ledger.entries() if fact["kind"] == "action_done"}
+        feed_entries: list[Entry] = []
+        for entry in entries:
+            if "event" not in entry:
+                continue
+            feed_entries += self._replayed(entry, done)
+        for fact in self.ledger.entries():
+            self._replay_fact(fact)
+        self.feed.restore(feed_entries)
+        await self._resume()
+
+    def _replayed(self, entry: dict[str, Any], done: dict[str, Any]) -> list[Entry]:
+        event = ev.from_json(entry["event"])
+        actions = self.scheduler.handle(event, entry["now"])
+        if [ev.to_json(action) for action in actions] != [ev.to_json(ev.from_json(action)) for action in entry["actions"]]:
+            raise RuntimeError(f"{self.journal.folder}: event {entry['seq']} gives other actions than the journal has")
+        self._event_seq = entry["seq"]
+        self.batches.note(event)
+        feed_entries = []
+        for index, action in enumerate(actions):
+            self._take_note(event, action, entry["now"])
+            if isinstance(action, ev.SetTimer):
+                self._last_timer = action
+            if isinstance(action, PERFORMED_BY_FLOW):
+                item = self._entry(f"{entry['seq']:06d}-{index}", action)
+                item.done, item.result = item.entry_id in done, done.get(item.entry_id, {})
+                feed_entries.append(item)
+            if isinstance(action, ev.BurstDone):
+                self.burst = action.burst + 1
+            if isinstance(action, ev.Publish):
+                self.table.published_version = self.scheduler.published_version
+            self.run_done = self.run_done or isinstance(action, ev.RunDone)
+        return feed_entries
+
+    def _replay_fact(self, fact: dict[str, Any]) -> None:
+        match fact["kind"]:
+            case "benchmark":
+                execution = Execution(fact["execution"], fact["group"], fact["task_path"], fact["task_id"], fact["version"])
+                self.buffer.add_benchmark_execution(execution)
+                self.buffer.launch(fact["execution"], fact["now"], self.config.rollout.overall_budget_s)
+            case "claimed":
+                self.buffer.claim(fact["execution"], fact["worker"])
+                self.workers.setdefault(fact["worker"], Worker(fact["worker"], time.time(), set()))
+            case "ended":
+                self.buffer.end(fact["execution"], fact["now"], fact["outcome"], fact["detail"], fact["artifact"])
+                execution = self.buffer.executions[fact["execution"]]
+                execution.requests, execution.output_tokens = fact["requests"], fact["output_tokens"]
+            case "settled":
+                self.buffer.settle(fact["execution"], fact["now"], fact["score"], fact["validity"], fact["outcome"])
+
+    async def _resume(self) -> None:
+        """Close the gaps that a crash can leave between ledger and journal, and take up what was running."""
+        self.table.published_version = self.scheduler.published_version
+        for group_id in list(self.buffer.groups):
+            self.buffer.settled_group(group_id, time.time())
+        self.batches.restore_statuses()
+        for execution in list(self.buffer.executions.values()):
+            await self._resume_execution(execution)
+        for group in list(self.buffer.groups.values()):
+            if group.status in ("ready", "lost") and not self.run_done:
+                await self.apply(ev.GroupReady(group.group_id) if group.status == "ready" else ev.GroupLost(group.group_id))
+        if self._last_timer is not None:
+            self._arm(self._last_timer)
+
+    async def _resume_execution(self, execution: Execution) -> None:
+        if execution.reached("settled") or execution.stage == "queued":
+            return
+        if execution.reached("ended"):
+            if execution.train:
+                await self.apply(ev.ExecutionEnded(execution.execution_id))
+            await self._after_end(execution)
+            return
+        self._open_route(execution)
+        if not execution.reached("claimed"):
+            self.launch_orders.put_nowait(execution.execution_id)

@@ -1,0 +1,270 @@
+"""How the scheduler's actions are performed: role transitions, optimizer steps, publications.
+
+Each operation is idempotent by its action's id: a flow that was killed and runs again asks for the same id and attaches to the operation
+that is still going on, or gets the result of the one that is done. Every phase is timed.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gyre_lib.coordination.command_queue import CellFailed
+from gyre_lib.coordination.coordinator import Coordinator
+from gyre_lib.coordination.feed import Entry
+from gyre_lib.scheduling import events as ev
+
+IN_FLIGHT_POLL_S = 0.05
+Phases = dict[str, float]
+
+
+class Operations:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._c = coordinator
+        self._running: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        self.manifest: dict[str, Any] | None = None
+        """Where the core's weights of the current step lie (satellites pull from there)."""
+        self._perform: dict[str, Callable[[Entry], Awaitable[dict[str, Any]]]] = {
+            "Dispatch": self._dispatch,
+            "OpenBatch": self._open_batch,
+            "ToTraining": self._to_training,
+            "ToRollout": self._to_rollout,
+            "Update": self._update,
+            "Publish": self._publish,
+            "BurstDone": self._nothing_more,
+            "RunDone": self._nothing_more,
+        }
+
+    async def perform(self, entry: Entry, timeout_s: float) -> dict[str, Any] | None:
+        """Perform the action, or attach to it; None if it is not done within the time-out (ask again). Raises CellFailed."""
+        if entry.done:
+            return entry.result
+        task = self._running.get(entry.entry_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._to_the_end(entry))
+            self._running[entry.entry_id] = task
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), timeout_s)
+        except TimeoutError:
+            return None
+        finally:
+            if task.done():
+                self._running.pop(entry.entry_id, None)
+
+    async def _to_the_end(self, entry: Entry) -> dict[str, Any]:
+        result = await self._perform[entry.kind](entry)
+        self._c.ledger.append({"kind": "action_done", "now": time.time(), "id": entry.entry_id, "result": result})
+        await self._c.feed.finish(entry.entry_id, result)
+        return result
+
+    # -- dispatch and steps
+
+    async def _dispatch(self, entry: Entry) -> dict[str, Any]:
+        groups = entry.arguments["groups"]
+        queries = [self._c.buffer.groups[group_id].task_id for group_id in groups]
+        return {"groups": list(groups), "queries": queries, "version": entry.arguments["version"]}
+
+    async def _open_batch(self, entry: Entry) -> dict[str, Any]:
+        """Done when the step's update is; the step itself is driven by the cells and by Update."""
+        step = entry.arguments["step"]
+        if self._c.batches.step == step:
+            await self._train(step)
+        while self._c.scheduler.version <= step:
+            await asyncio.sleep(0.1)
+        return {"step": step}
+
+    async def _train(self, step: int) -> None:
+        """Cells that are already in training (the core that stayed, the prefix of an earlier step) begin with this batch."""
+        for cell in self._c.training_cells():
+            await self._c.commands.send(cell, f"train-{step}-{cell}-{self._c.generation(cell)}", "train", step=step)
+
+    async def _update(self, entry: Entry) -> dict[str, Any]:
+        step, cells, final = (entry.arguments[name] for name in ("step", "cells", "final"))
+        started_s = time.time()
+        reports = await asyncio.gather(
+            *(self._c.commands.run(c, f"update-{entry.entry_id}-{c}", "update", step=step, cells=cells, final=final) for c in range(cells))
+        )
+        checkpoint = await self._c.commands.run(
+            0, f"checkpoint-{entry.entry_id}", "checkpoint", step=step + 1, journal_position={"burst": self._c.burst, "step": step + 1}
+        )
+        phases: Phases = {**reports[0]["phases"], "checkpoint": sum(checkpoint["phases"].values())}
+        if not final:
+            phases["expose"] = await self._expose(step + 1, entry.entry_id)
+        self._c.record_step(entry, reports[0]["result"], phases, started_s)
+        await self._c.apply(ev.UpdateDone(step))
+        return {"step": step, "cells": cells, "final": final, "phases": phases, **reports[0]["result"]}
+
+    async def _expose(self, version: int, entry_id: str) -> float:
+        started = time.monotonic()
+        report = await self._c.commands.run(0, f"expose-{version}-{entry_id}", "expose", version=version)
+        self.manifest = report["result"]["manifest"]
+        return time.monotonic() - started
+
+    # -- transitions
+
+    async def _to_training(self, entry: Entry) -> dict[str, Any]:
+        cell, destinations = entry.arguments["cell"], entry.arguments["destinations"]
+        transition = Transition(self._c, entry, cell, "to_training")
+        try:
+            await self._vacate(cell, destinations, transition)
+            await self._join(cell, transition)
+        except CellFailed as error:
+            transition.record("failed", str(error))
+            await self._c.apply(ev.TransitionFailed(cell))
+            await self._restore(cell, transition)
+            await self._c.apply(ev.InRollout(cell))
+            return transition.result("failed")
+        transition.record("done")
+        await self._c.apply(ev.InTraining(cell))
+        step = self._c.batches.step
+        if step is not None and self._c.is_training(cell):
+            await self._c.commands.send(cell, f"train-{step}-{cell}-{self._c.generation(cell)}", "train", step=step)
+        await self._c.batches.check_trained()
+        return transition.result("done")
+
+    async def _vacate(self, cell: int, destinations: list[int], transition: "Transition") -> None:
+        """Take the cell out of the table, move its executions, and wait until no request is left on it."""
+        if self._c.commands.is_down(cell):
+            raise CellFailed(f"cell {cell}: its ranks are down")
+        engine_ids = {engine.engine_id for engine in self._c.table.engines_of(cell)}
+        before = await self._c.proxies.in_flight(engine_ids)
+        with transition.phase("route"):
+            transition.rerouted_executions = self._c.table.move_away(engine_ids, destinations)
+            await self._c.proxies.push()
+        transition.rerouted_requests = before
+        with transition.phase("drain"):
+            while await self._c.proxies.in_flight(engine_ids):
+                await asyncio.sleep(IN_FLIGHT_POLL_S)
+        self._c.tables.engines(self._c.table.engines_of(cell), "training", transition.rerouted_executions)
+
+    async def _join(self, cell: int, transition: "Transition") -> None:
+        version = self._c.scheduler.version
+        manifest = None if cell == 0 else self.manifest
+        report = await self._c.commands.run(
+            cell, f"join-{transition.entry.entry_id}", "join", step=self._c.batches.step, version=version, manifest=manifest
+        )
+        self._c.memory_released.add(cell)
+        transition.add(report["phases"])
+        transition.weight_version = version
+        transition.weight_bytes = report["result"].get("weight_bytes")
+        if cell == 0:
+            transition.add({"expose": await self._expose(version, transition.entry.entry_id)})
+
+    async def _to_rollout(self, entry: Entry) -> dict[str, Any]:
+        cell = entry.arguments["cell"]
+        transition = Transition(self._c, entry, cell, "to_rollout")
+        if self._c.batches.step is not None:
+            self._c.batches.packing.hand_back(cell, time.time())
+        await self._restore(cell, transition)
+        transition.record("done")
+        await self._c.apply(ev.InRollout(cell))
+        return transition.result("done")
+
+    async def _restore(self, cell: int, transition: "Transition") -> None:
+        """Give the engines their memory back. They serve again once they hold the published version: now, or with the publication."""
+        published = self._c.table.published_version
+        if not self._c.commands.is_down(cell):
+            report = await self._c.commands.run(cell, f"leave-{transition.entry.entry_id}", "leave", version=published)
+            self._c.memory_released.discard(cell)
+            transition.add(report["phases"])
+        engines = self._c.table.engines_of(cell)
+        if cell == 0 and any(engine.weight_version != published for engine in engines):
+            targets = [{"engine_id": engine.engine_id, "url": engine.url} for engine in engines]
+            with transition.phase("reshard"):
+                await self._c.commands.run(0, f"reshard-{transition.entry.entry_id}", "publish", version=published, engines=targets)
+            await self._c.engine_up(cell, published)
+        elif self._c.scheduler.version == published:
+            with transition.phase("serve"):
+                await self._c.engine_up(cell, published)
+        transition.weight_version = published
+
+    # -- publication
+
+    async def _publish(self, entry: Entry) -> dict[str, Any]:
+        version = entry.arguments["version"]
+        started_s = time.time()
+        training = set(self._c.training_cells())
+        engines = [engine for engine in self._c.table.engines.values() if engine.cell not in training]
+        targets = [{"engine_id": engine.engine_id, "url": engine.url} for engine in engines]
+        export = str(self._c.layout.published / str(version))
+        report = await self._c.commands.run(0, f"publish-{entry.entry_id}", "publish", version=version, engines=targets, export_dir=export)
+        self._c.table.published_version = version
+        for cell in sorted({engine.cell for engine in engines}):
+            await self._c.engine_up(cell, version)
+        ended_s = time.time()
+        self._c.tables.append(
+            "publications",
+            [
+                {"version": version, "engine_id": engine.engine_id, "burst": entry.burst, "ok": True, "started_s": started_s,
+                 "ended_s": ended_s, "duration_s": ended_s - started_s, "phases": report["phases"]}
+                for engine in engines
+            ],
+        )  # fmt: skip
+        await self._c.apply(ev.Published(version))
+        return {"version": version, "engines": [engine.engine_id for engine in engines], "phases": report["phases"]}
+
+    async def _nothing_more(self, entry: Entry) -> dict[str, Any]:
+        return dict(entry.arguments)
+
+
+class Transition:
+    """One change of role, with its phases' durations, as it goes into the `transitions` table."""
+
+    def __init__(self, coordinator: Coordinator, entry: Entry, cell: int, direction: str) -> None:
+        self._c = coordinator
+        self.entry = entry
+        self.cell = cell
+        self.direction = direction
+        self.started_s = time.time()
+        self.step = coordinator.batches.step
+        self.water_level = coordinator.scheduler.water_level
+        self.rerouted_executions = 0
+        self.rerouted_requests = 0
+        self.weight_version: int | None = None
+        self.weight_bytes: int | None = None
+        self.phases: Phases = {}
+
+    def phase(self, name: str) -> "_Phase":
+        return _Phase(self.phases, name)
+
+    def add(self, phases: Phases) -> None:
+        for name, seconds in phases.items():
+            self.phases[name] = self.phases.get(name, 0.0) + seconds
+
+    def record(self, outcome: str, detail: str = "") -> None:
+        ended_s = time.time()
+        row = {
+            "transition_id": f"{self.entry.entry_id}-{self.direction}",
+            "outcome": outcome,
+            "detail": detail,
+            "burst": self.entry.burst,
+            "ended_s": ended_s,
+            "duration_s": ended_s - self.started_s,
+            **{name: getattr(self, name) for name in (
+                "cell", "direction", "step", "started_s", "rerouted_executions", "rerouted_requests", "weight_version", "weight_bytes",
+                "water_level", "phases",
+            )},
+        }  # fmt: skip
+        self._c.tables.append("transitions", [row])
+
+    def result(self, outcome: str) -> dict[str, Any]:
+        return {
+            "cell": self.cell,
+            "direction": self.direction,
+            "outcome": outcome,
+            "seconds": time.time() - self.started_s,
+            "rerouted_executions": self.rerouted_executions,
+            "rerouted_requests": self.rerouted_requests,
+            "phases": self.phases,
+        }
+
+
+class _Phase:
+    def __init__(self, phases: Phases, name: str) -> None:
+        self._phases, self._name = phases, name
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._phases[self._name] = self._phases.get(self._name, 0.0) + time.monotonic() - self._started

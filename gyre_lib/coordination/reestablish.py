@@ -1,0 +1,54 @@
+"""After processes have (re)started: bring engines and ranks back to the roles that the scheduler believes they have."""
+
+import asyncio
+import time
+
+from gyre_lib.coordination.coordinator import Coordinator
+from gyre_lib.coordination.operations import Operations
+from gyre_lib.coordination.routing_table import STANDALONE
+from gyre_lib.engines.control import EngineControl
+from gyre_lib.scheduling import events as ev
+from gyre_lib.scheduling.scheduler import LOST, ROLLOUT
+
+
+class Reestablish:
+    def __init__(self, coordinator: Coordinator, operations: Operations) -> None:
+        self._c = coordinator
+        self._operations = operations
+
+    async def engine(self, cell: int, weight_version: int) -> None:
+        """An engine is up. It serves if its cell is in rollout and it holds the published version."""
+        in_rollout = cell == STANDALONE or self._c.scheduler.roles[cell] == ROLLOUT
+        if in_rollout and weight_version == self._c.table.published_version:
+            await self._c.engine_up(cell, weight_version)
+        await self._c.apply(ev.EngineReady(cell))
+
+    async def cells(self) -> None:
+        """All ranks of all cells are new: satellites start over in rollout; a core that was training takes up its batch again."""
+        satellites = [cell for cell in self._c.training_cells() if cell > 0]
+        for cell in satellites:
+            await self._c.cell_down(cell, "its ranks were restarted")
+            await self._c.cell_up_again(cell)
+            await self.lost_satellite(cell)
+        if self._c.is_training(0):
+            await self._core()
+
+    async def lost_satellite(self, cell: int) -> None:
+        """The ranks of a training satellite are gone; its engines take the memory back and serve again."""
+        if cell == 0 or self._c.scheduler.roles[cell] != LOST:
+            return
+        if cell in self._c.memory_released:
+            for engine in self._c.table.engines_of(cell):
+                await asyncio.to_thread(EngineControl(engine.url).resume_memory)
+            self._c.memory_released.discard(cell)
+        await self._c.engine_up(cell, self._c.table.published_version)
+        await self._c.apply(ev.InRollout(cell))
+
+    async def _core(self) -> None:
+        version, step, life = self._c.scheduler.version, self._c.batches.step, self._c.generation(0)
+        await self._c.commands.run(0, f"rejoin-{life}", "join", step=step, version=version, manifest=None)
+        report = await self._c.commands.run(0, f"reexpose-{life}", "expose", version=version)
+        self._operations.manifest = report["result"]["manifest"]
+        if step is not None:
+            self._c.batches.packing.hand_back(0, time.time())
+            await self._c.commands.send(0, f"train-{step}-0-{life}", "train", step=step)
