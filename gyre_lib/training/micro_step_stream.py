@@ -1,0 +1,144 @@
+"""One cell's stream of micro-steps: its first rank claims them, every rank of the cell sees the same sequence and the same stops.
+
+The stream's state is one record that only the leader writes: how many micro-steps there are, after which ones the pipeline is to drain,
+and whether the stream has ended. A micro-step's content is written before the state that counts it, so any rank that reads the state can
+read the content. Ranks need no barrier: they only eventually see the same state, and act on it in the same order (`pipeline`).
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from gyre_lib.training.micro_steps import Closed, MicroStep, MicroStepSource, from_arrow, to_arrow
+from gyre_lib.training.rank_layout import RankLayout
+
+
+class StreamFailed(RuntimeError):
+    """The cell's leader could not go on; its reason is the text."""
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """`count` micro-steps so far; `drains` are the counts at which the pipeline finishes all backwards before going on."""
+
+    count: int = 0
+    drains: tuple[int, ...] = ()
+    ended: bool = False
+    executions: int = 0
+    """E, once ended."""
+    failed: str = ""
+
+
+class MicroStepStream:
+    """This rank's end of the stream. `store` is shared by all ranks and names are prefixed by the caller.
+
+    Only the leader has a source. A micro-step is reported done when every data-parallel copy has finished its backward pass, or when
+    every copy's last stage has scored it.
+    """
+
+    def __init__(self, layout: RankLayout, store: dist.Store, source: MicroStepSource | None, wait_limit_s: float):
+        self.layout, self.store, self.source = layout, store, source
+        self.alone = layout.ranks_per_cell == 1
+        self.state = StreamState()
+        self._content: dict[int, MicroStep] = {}
+        self._unfinished: dict[int, float] = {}
+        self._next_claim_s = 0.0
+        if layout.is_leader:
+            self._write_state(self.state)
+        elif not self.alone:
+            store.wait(["state"], timedelta(seconds=wait_limit_s))
+
+    # --- every rank --------------------------------------------------------------------------------------------------------------
+
+    def poll(self, position: int) -> StreamState:
+        """The state now; the leader claims another micro-step when this rank has begun all there are. Raises StreamFailed."""
+        if self.layout.is_leader:
+            try:
+                self._report_finished()
+                self._claim(position)
+            except Exception as error:
+                self._write_state(StreamState(**{**asdict(self.state), "failed": f"{type(error).__name__}: {error}"}))
+                raise
+        else:
+            record = json.loads(self.store.get("state"))
+            self.state = StreamState(**{**record, "drains": tuple(record["drains"])})
+            if self.state.failed:
+                raise StreamFailed(f"cell {self.layout.cell}: its leader failed: {self.state.failed}")
+        return self.state
+
+    def get(self, number: int) -> MicroStep:
+        """Micro-step `number` < count."""
+        if number not in self._content:
+            self._content[number] = from_arrow(self.store.get(f"content/{number}"))
+        return self._content[number]
+
+    def trained(self, number: int) -> None:
+        """This rank has finished the backward pass of a micro-step."""
+        if not self.layout.is_leader:
+            self._content.pop(number, None)
+        if self.layout.stage == 0 and self.layout.tensor_rank == 0:
+            self.store.add(f"trained/{number}", 1)
+
+    def scored(self, number: int, scores: Mapping[str, tuple[float, int]] | None) -> None:
+        """This rank has finished the forward pass of a scoring micro-step; the last stage has its copy's scores."""
+        if not self.layout.is_leader:
+            self._content.pop(number, None)
+        if self.layout.is_last_stage and self.layout.tensor_rank == 0:
+            self.store.set(f"scores/{number}/{self.layout.data_rank}", json.dumps(scores))
+
+    # --- the leader --------------------------------------------------------------------------------------------------------------
+
+    def _claim(self, position: int) -> None:
+        if self.state.ended or position < self.state.count or time.monotonic() < self._next_claim_s:
+            return
+        answer = self.source.claim()
+        count = self.state.count
+        if isinstance(answer, MicroStep):
+            self._content[count] = answer
+            self._unfinished[count] = time.monotonic()
+            if not self.alone:
+                self.store.set(f"content/{count}", to_arrow(answer))
+            self._write_state(StreamState(count + 1, self.state.drains))
+        elif isinstance(answer, Closed) and self._unfinished:
+            if count not in self.state.drains:
+                self._write_state(StreamState(count, (*self.state.drains, count)))
+        elif isinstance(answer, Closed):
+            self._write_state(StreamState(count, self.state.drains, ended=True, executions=answer.executions))
+        else:
+            self._next_claim_s = time.monotonic() + answer.after_s
+
+    def _report_finished(self) -> None:
+        """Tell the source what is done, and free its content: all copies have read it by then."""
+        for number, begun_s in list(self._unfinished.items()):
+            micro_step = self._content[number]
+            stats: dict = {}
+            if micro_step.kind == "score":
+                keys = [f"scores/{number}/{rank}" for rank in range(self.layout.dp)]
+                if not self.store.check(keys):
+                    continue
+                stats["scores"] = _added([json.loads(self.store.get(key)) for key in keys])
+            elif self.store.add(f"trained/{number}", 0) < self.layout.dp:
+                continue
+            stats |= {"seconds": time.monotonic() - begun_s, "tokens": micro_step.tokens, "rows": micro_step.rows}
+            self.source.done(micro_step, stats)
+            del self._unfinished[number], self._content[number]
+            if not self.alone:
+                self.store.delete_key(f"content/{number}")
+
+    def _write_state(self, state: StreamState) -> None:
+        self.state = state
+        if not self.alone:
+            self.store.set("state", json.dumps(asdict(state)))
+
+
+def _added(parts: list[dict[str, list]]) -> dict[str, tuple[float, int]]:
+    total: dict[str, tuple[float, int]] = {}
+    for part in parts:
+        for execution, (log_ratio_sum, count) in part.items():
+            before = total.get(execution, (0.0, 0))
+            total[execution] = (before[0] + log_ratio_sum, before[1] + count)
+    return total
