@@ -44,7 +44,7 @@ class UpdateReport:
     reduce_s: float
     update_s: float
     broadcast_s: float
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Flat: metrics beside the rest."""

@@ -123,7 +123,7 @@ class MicroStepStream:
                 stats["scores"] = _added([json.loads(self.store.get(key)) for key in keys])
             elif self.store.add(f"trained/{number}", 0) < self.layout.dp:
                 continue
-            stats |= {"seconds": time.monotonic() - begun_s, "tokens": micro_step.tokens, "rows": micro_step.rows}
+            stats |= {"forward_backward_s": time.monotonic() - begun_s} | micro_step.sizes()
             self.source.done(micro_step, stats)
             del self._unfinished[number], self._content[number]
             if not self.alone:

@@ -41,9 +41,16 @@ class MicroStep:
     def tokens(self) -> int:
         return sum(len(placed.row.token_ids) for rows in self.microbatches for placed in rows)
 
-    @property
-    def rows(self) -> int:
-        return sum(len(rows) for rows in self.microbatches)
+    def sizes(self) -> dict[str, Any]:
+        """What the table micro_steps says about it; `rows` are packed rows, that is microbatches that hold something."""
+        placed = [item for rows in self.microbatches for item in rows]
+        return {
+            "rows": sum(bool(rows) for rows in self.microbatches),
+            "trajectories": len(placed),
+            "execution_ids": sorted({item.row.execution_id for item in placed}),
+            "tokens": self.tokens,
+            "target_tokens": sum(int(item.row.targets.sum()) for item in placed),
+        }
 
     @property
     def shared_executions(self) -> list[str]:
@@ -60,7 +67,7 @@ class MicroStep:
 class Wait:
     """Nothing to claim now; ask again after this many seconds."""
 
-    after_s: float = 0.05
+    after_s: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)

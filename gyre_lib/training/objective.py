@@ -47,5 +47,5 @@ def unnormalised_loss(
     weight = log_ratio.exp().clamp(max=bounds.cap)
     scale = is_open * batch.advantage / batch.execution_targets.float()
     loss = -(scale[batch.execution] * weight * log_probs).sum()
-    metrics.add_microbatch(batch, loss, log_ratio, entropy, is_open, bounds.cap, step)
+    metrics.add_microbatch(batch, loss, log_ratio, ratio, entropy, is_open, bounds.cap, step)
     return loss

@@ -11,6 +11,8 @@ _SUMS = (
     "loss",
     "executions",
     "gated_executions",
+    "ratio",
+    "trajectories",
     "targets",
     "gated_targets",
     "context_tokens",
@@ -55,7 +57,7 @@ class StepMetrics:
         self.sums[_PLACE[name]] += value
 
     def add_microbatch(
-        self, batch: PackedBatch, loss: Tensor, log_ratio: Tensor, entropy: Tensor, is_open: Tensor, cap: float, step: int
+        self, batch: PackedBatch, loss: Tensor, log_ratio: Tensor, ratio: Tensor, entropy: Tensor, is_open: Tensor, cap: float, step: int
     ) -> None:
         """Add one trained microbatch. An execution spread over several counts by its share of targets in each: its parts add up to 1."""
         cut = log_ratio.double().clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
@@ -65,6 +67,8 @@ class StepMetrics:
         self.add("loss", loss.detach().double())
         self.add("executions", share.sum())
         self.add("gated_executions", (share * closed).sum())
+        self.add("ratio", (share * ratio[batch.execution]).sum())
+        self.add("trajectories", len(batch.bounds) - 1)
         self.add("targets", len(log_ratio))
         self.add("gated_targets", closed.sum())
         self.add("context_tokens", len(batch.token_ids) - len(log_ratio))
@@ -91,23 +95,35 @@ class StepMetrics:
         dist.all_reduce(self.sums, group=group)
         dist.all_reduce(self.largest_mismatch, dist.ReduceOp.MAX, group=group)
 
-    def report(self, executions: int) -> dict[str, float]:
-        """Means per execution, per target and per token, as plain floats; `executions` is E."""
+    def report(self, executions: int) -> dict[str, float | None]:
+        """Means over trained executions and targets, and counts, named as the columns of the table train_steps where it has them.
+
+        `executions` is E. `kl` is the estimate that is never negative (k3), of behaviour against current policy; `kl_k1` the plain one.
+        The mismatch is |trainer - engine| over targets sampled at the version trained from, None when there are none.
+        """
         total = {name: float(self.sums[place]) for name, place in _PLACE.items()}
         targets, trained = max(total["targets"], 1.0), max(total["executions"], 1.0)
         means = {
             "loss": total["loss"] / max(executions, 1),
-            "gated_execution_fraction": total["gated_executions"] / trained,
-            "gated_token_fraction": total["gated_targets"] / targets,
+            "gate_fraction_executions": total["gated_executions"] / trained,
+            "gate_fraction_tokens": total["gated_targets"] / targets,
+            "ratio_mean": total["ratio"] / trained,
+            "kl": total["kl_k3"] / targets,
             "kl_k1": total["kl_k1"] / targets,
-            "kl_k3": total["kl_k3"] / targets,
             "token_weight_raw": total["weight_raw"] / targets,
             "token_weight": total["weight"] / targets,
             "capped_token_fraction": total["capped_targets"] / targets,
             "entropy": total["entropy"] / targets,
-            "mismatch_mean": total["mismatch"] / max(total["current_targets"], 1.0),
-            "mismatch_max": float(self.largest_mismatch),
+            "logprob_mismatch_mean": total["mismatch"] / total["current_targets"] if total["current_targets"] else None,
+            "logprob_mismatch_max": float(self.largest_mismatch) if total["current_targets"] else None,
         }
-        counts = ("targets", "context_tokens", "current_targets", "micro_steps", "scored_tokens")
-        by_role = [f"{kind}_{role}" for kind in ("targets", "executions") for role in ROLES]
-        return means | {"trained_executions": total["executions"]} | {name: total[name] for name in (*counts, *by_role)}
+        counts = {
+            "trained_executions": total["executions"],
+            "target_tokens": total["targets"],
+            "context_tokens": total["context_tokens"],
+            "tokens": total["targets"] + total["context_tokens"],
+            "current_target_tokens": total["current_targets"],
+            "microbatches": total["micro_steps"],
+        }
+        names = ["trajectories", "scored_tokens", *(f"{kind}_{role}" for kind in ("targets", "executions") for role in ROLES)]
+        return means | {name: round(value) for name, value in counts.items()} | {name: round(total[name], 6) for name in names}
