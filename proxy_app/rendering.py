@@ -1,0 +1,313 @@
+"""The one place of the proxy that turns text into tokens and back, through `renderers`.
+
+Rendering is append-only by construction: a head (system, tools, first messages) once, then only what is new, each piece rendered behind a
+fixed tail. So turn n costs O(new tokens), and a prompt always begins with its parent's prompt and sampled ids, exactly.
+"""
+
+import json
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from renderers import Qwen3RendererConfig, Qwen35RendererConfig, Qwen36RendererConfig, Qwen38RendererConfig, create_renderer
+from tokenizers import Tokenizer
+
+from gyre_lib.config.errors import InputError
+from gyre_lib.trajectories.history import Reply, Supplied, ToolSpec
+
+logger = logging.getLogger(__name__)
+
+TAIL_TOKENS = 40
+"""Ids of the prompt that the bridge needs: measured to give the same continuation as the whole prompt."""
+PARSE_TAIL_TOKENS = 16
+CALL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+TYPED = {
+    "qwen3": lambda: Qwen3RendererConfig(thinking_retention="all"),
+    "qwen35": lambda: Qwen35RendererConfig(enable_thinking=True, thinking_retention="all"),
+    "qwen36": lambda: Qwen36RendererConfig(enable_thinking=True, preserve_thinking=True),
+    "qwen38": lambda: Qwen38RendererConfig(enable_thinking=True, preserve_thinking=True),
+}
+MODEL_TYPES = {
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3",
+    "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35",
+    "qwen3_6": "qwen36",
+    "qwen3_8": "qwen38",
+}
+
+
+class RenderingRefused(ValueError):
+    """The conversation cannot be put into the policy's template; the text says why, for the harness."""
+
+
+class TextTokenizer:
+    """What `renderers` needs of a tokenizer, straight over `tokenizers` (no offsets, no `transformers`).
+
+    Control tokens that stand in a message as text stay text: nothing a harness or a tool writes can open or close a turn.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer.encode_special_tokens = True
+        self.name_or_path = str(path.parent)
+        self.unk_token_id = None
+        self.eos_token_id = self._tokenizer.token_to_id("<|im_end|>")
+        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Any, *args: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if isinstance(tokens, str):
+            return self._tokenizer.token_to_id(tokens)
+        return [self._tokenizer.token_to_id(token) for token in tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """A sampled turn as the harness will see it. Malformed calls are part of `text`."""
+
+    text: str
+    thinking: str
+    calls: tuple[ParsedCall, ...]
+    statuses: tuple[str, ...]
+    """Parse status of each call attempt, for the record's metadata."""
+
+
+class Rendering:
+    """Messages to ids and ids to turns, for one policy."""
+
+    def __init__(self, model_dir: Path, renderer: str = "auto") -> None:
+        """Raises InputError for a model folder without a tokenizer or an unknown renderer name."""
+        tokenizer_file = model_dir / "tokenizer.json"
+        if not tokenizer_file.is_file():
+            raise InputError(f"{tokenizer_file}: the model folder has no tokenizer.json")
+        config = _read_config(model_dir / "config.json")
+        name = renderer if renderer != "auto" else MODEL_TYPES.get(str(config.get("model_type")), "default")
+        if name in TYPED:
+            self.tokenizer: Any = TextTokenizer(tokenizer_file)
+            self._renderer: Any = create_renderer(self.tokenizer, TYPED[name]())
+        elif name == "default":
+            self.tokenizer, self._renderer = _default_renderer(model_dir)
+            logger.warning(
+                "%s: no typed renderer for model_type %s; its template cannot be bridged: every turn is rendered in full and"
+                " becomes a new root where it does not extend the old one exactly",
+                model_dir,
+                config.get("model_type"),
+            )
+        else:
+            raise InputError(f"model.renderer: no renderer {renderer}; there are auto, {', '.join(TYPED)}")
+        self.name = name
+        self.bridges = name in TYPED
+        self.vocab_size = int(config.get("vocab_size") or getattr(self.tokenizer, "vocab_size", 0) or len(self.tokenizer))
+        self.stop_token_ids: list[int] = list(self._renderer.get_stop_token_ids())
+        self._stop = frozenset(self.stop_token_ids)
+        self._close_id = self.stop_token_ids[0]
+        if self.bridges:
+            dummy = [{"role": "user", "content": "x"}]
+            closed = self._renderer.render_ids(dummy)
+            self._dummy, self._dummy_ids = dummy, closed
+            self.generation_prompt = list(self._renderer.render_ids(dummy, add_generation_prompt=True)[len(closed) :])
+            last = max(index for index, token in enumerate(closed) if token in self._stop)
+            self._separator = list(closed[last + 1 :])
+
+    def head(self, system: str, tools: tuple[ToolSpec, ...], messages: list[Supplied]) -> list[int]:
+        """Ids of a conversation's beginning up to the first generation prompt. Raises RenderingRefused."""
+        rendered = [{"role": "system", "content": system}] if system else []
+        rendered += [part for message in messages for part in template_messages(message)]
+        if not any(message["role"] == "user" for message in rendered):
+            raise RenderingRefused("messages: at least one user message is needed before the first assistant message")
+        try:
+            return list(
+                self._renderer.render_ids(rendered, tools=[tool.as_template() for tool in tools] or None, add_generation_prompt=True)
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise RenderingRefused(f"messages: {error}") from error
+
+    def follow(self, tail: list[int], output_ids: list[int], messages: list[Supplied]) -> list[int]:
+        """Ids to append after `... tail + output_ids`: the turn's close if it was cut, the separator, the messages, the generation prompt.
+
+        `tail` are the last ids of the prompt that `output_ids` answered (TAIL_TOKENS are enough). Raises RenderingRefused.
+        """
+        new = [part for message in messages for part in template_messages(message)]
+        if not new:
+            raise RenderingRefused("messages: the conversation must end with a user or tool message")
+        before = len(tail) + len(output_ids)
+        bridged = self._renderer.bridge_to_next_turn(tail, output_ids, new)
+        if bridged is not None:
+            ids = bridged.token_ids
+            if ids[len(tail) : before] == output_ids and ids[: len(tail)] == tail:
+                return list(ids[before:])
+        close = [] if output_ids and output_ids[-1] in self._stop else [self._close_id]
+        stub = [self._close_id]
+        bridged = self._renderer.bridge_to_next_turn(tail, stub, new)
+        if bridged is None or bridged.token_ids[: len(tail) + 1] != tail + stub:
+            raise RenderingRefused("messages: the template cannot continue this conversation")
+        return close + list(bridged.token_ids[len(tail) + 1 :])
+
+    def quoted(self, reply: Reply) -> list[int]:
+        """Ids of an assistant turn that stands in a prompt as plain history, from its opening to its end of turn (no separator)."""
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+        if reply.thinking:
+            message["reasoning_content"] = reply.thinking
+        if reply.calls:
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": _as_object(call.arguments)}} for call in reply.calls
+            ]
+        try:
+            ids = self._renderer.render_ids([*self._dummy, message])
+        except (ValueError, TypeError, KeyError) as error:
+            raise RenderingRefused(f"messages: {error}") from error
+        ids = ids[len(self._dummy_ids) :]
+        for position in range(len(ids) - 1, -1, -1):
+            if ids[position] in self._stop:
+                return list(ids[: position + 1])
+        return [*ids, self._close_id]
+
+    def without_generation_prompt(self, ids: list[int]) -> list[int]:
+        """The same ids without the generation prompt that `head` and `follow` end with."""
+        length = len(self.generation_prompt)
+        return ids[:-length] if length and ids[-length:] == self.generation_prompt else ids
+
+    def closed(self, output_ids: list[int]) -> list[int]:
+        """Ids to append after a turn when another assistant turn follows it: its end if it was cut, and the separator."""
+        close = [] if output_ids and output_ids[-1] in self._stop else [self._close_id]
+        return close + self._separator
+
+    def full(self, system: str, tools: tuple[ToolSpec, ...], messages: list[Supplied | Reply]) -> list[int]:
+        """The whole prompt at once, for renderers that cannot bridge."""
+        rendered: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        for message in messages:
+            if isinstance(message, Supplied):
+                rendered += template_messages(message)
+                continue
+            turn: dict[str, Any] = {"role": "assistant", "content": message.text}
+            if message.thinking:
+                turn["reasoning_content"] = message.thinking
+            if message.calls:
+                turn["tool_calls"] = [
+                    {"type": "function", "id": call.call_id, "function": {"name": call.name, "arguments": _as_object(call.arguments)}}
+                    for call in message.calls
+                ]
+            rendered.append(turn)
+        try:
+            return list(
+                self._renderer.render_ids(rendered, tools=[tool.as_template() for tool in tools] or None, add_generation_prompt=True)
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise RenderingRefused(f"messages: {error}") from error
+        except Exception as error:  # a model's Jinja template raises what it likes (jinja2 is not a dependency of ours)
+            raise RenderingRefused(f"messages: {type(error).__name__}: {error}") from error
+
+    def count(self, text: str) -> int:
+        return len(self.tokenizer.encode(text))
+
+    def parse(self, tail: list[int], output_ids: list[int], tools: tuple[ToolSpec, ...]) -> ParsedTurn:
+        """Read a sampled turn. Never raises for what a model wrote; what is no valid call becomes text."""
+        specs = [tool.as_template() for tool in tools] or None
+        parsed = self._renderer.parse_response(output_ids, tools=specs, prompt_ids=tail[-PARSE_TAIL_TOKENS:])
+        calls: list[ParsedCall] = []
+        statuses: list[str] = []
+        text = parsed.content or ""
+        for attempt in parsed.tool_calls:
+            status = str(getattr(attempt.status, "value", attempt.status))
+            arguments = _as_object(attempt.arguments) if attempt.arguments is not None else {}
+            sound = (
+                bool(tools)
+                and status in ("ok", "unknown_tool")
+                and isinstance(attempt.name, str)
+                and CALL_NAME.fullmatch(attempt.name) is not None
+                and isinstance(arguments, dict)
+                and attempt.raw.count("<parameter=") <= max(len(arguments), attempt.raw.count("</parameter>"))
+                and _json_safe(arguments)
+            )
+            if sound:
+                calls.append(ParsedCall(attempt.name, arguments))
+                statuses.append(status)
+            else:
+                text += f"{chr(10) if text else ''}<tool_call>\n{attempt.raw}\n</tool_call>"
+                statuses.append(status if status != "ok" else "not_a_call")
+        return ParsedTurn(_scalar_text(text), _scalar_text(parsed.reasoning_content or ""), tuple(calls), tuple(statuses))
+
+
+def template_messages(message: Supplied) -> list[dict[str, Any]]:
+    """A supplied message as template messages, one form for every place in a conversation.
+
+    System messages inside a conversation become user turns with a reminder mark: templates allow a system turn only at the start.
+    """
+    rendered: list[dict[str, Any]] = []
+    texts: list[str] = []
+
+    def flush() -> None:
+        if texts:
+            rendered.append({"role": "user", "content": "\n".join(texts)})
+            texts.clear()
+
+    for part in message.parts:
+        if part.role == "user":
+            texts.append(part.text)
+            continue
+        flush()
+        if part.role == "system":
+            rendered.append({"role": "user", "content": f"<system-reminder>\n{part.text}\n</system-reminder>"})
+        else:
+            rendered.append({"role": "tool", "content": part.text, "tool_call_id": part.call_id})
+    flush()
+    return rendered
+
+
+def _as_object(arguments: Any) -> Any:
+    """Arguments as an object where they are one; JSON text of an object counts, other text stays text."""
+    if isinstance(arguments, str):
+        try:
+            loaded = json.loads(arguments)
+        except ValueError:
+            return arguments
+        return loaded if isinstance(loaded, dict) else arguments
+    return arguments
+
+
+def _json_safe(value: Any) -> bool:
+    """NaN and infinities parse as JSON in Python but are none."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _scalar_text(text: str) -> str:
+    """Text without lone surrogates (they cannot be sent)."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from error
+    text_config = found.get("text_config")
+    return {**text_config, **found} if isinstance(text_config, dict) else found
+
+
+def _default_renderer(model_dir: Path) -> tuple[Any, Any]:
+    from renderers import DefaultRendererConfig
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(model_dir))
+    return tokenizer, create_renderer(tokenizer, DefaultRendererConfig())
