@@ -6,9 +6,10 @@ The journal is JSON lines: first `{"settings": {...}}` (SchedulerSettings), then
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from gyre_lib.config.errors import InputError
-from gyre_lib.scheduling.events import from_json, to_json
+from gyre_lib.scheduling.events import Action, Event, from_json, to_json
 from gyre_lib.scheduling.scheduler import ProtocolError, Scheduler
 from gyre_lib.scheduling.settings import SchedulerSettings
 
@@ -46,14 +47,13 @@ def replay(lines: Iterable[str]) -> Scheduler:
             continue
         if scheduler is None:
             raise InputError(f"journal line {number}: the settings come first")
+        if previous is not None and entry.get("seq") != previous + 1:
+            raise InputError(f"journal line {number}: seq {entry.get('seq')} follows {previous}")
+        previous = entry.get("seq")
         try:
-            sequence, event, journalled = entry["seq"], from_json(entry["event"]), entry["actions"]
+            replay_entry(scheduler, entry)
         except (KeyError, TypeError) as error:
             raise InputError(f"journal line {number}: not a journal entry ({type(error).__name__}: {error})") from error
-        if previous is not None and sequence != previous + 1:
-            raise InputError(f"journal line {number}: seq {sequence} follows {previous}")
-        previous = sequence
-        _check(scheduler, event, entry["now"], journalled, sequence)
     if scheduler is None:
         raise InputError("journal: empty, not even the settings")
     return scheduler
@@ -69,9 +69,14 @@ def _parse(line: str, number: int) -> dict:
     return entry
 
 
-def _check(scheduler: Scheduler, event, now: float, journalled: list[dict], sequence: int) -> None:
+def replay_entry(scheduler: Scheduler, entry: dict[str, Any]) -> tuple[Event, list[Action]]:
+    """Give the scheduler one journalled event; returns it with the actions it ordered again.
+
+    Raises ReplayError where they differ from the journalled ones, KeyError or TypeError for what is no entry.
+    """
+    sequence, event, journalled = entry["seq"], from_json(entry["event"]), entry["actions"]
     try:
-        ordered = scheduler.handle(event, now)
+        ordered = scheduler.handle(event, entry["now"])
     except ProtocolError as error:
         raise ReplayError(f"journal entry {sequence}: {to_json(event)['kind']} is impossible here: {error}") from error
     if ordered != [from_json(action) for action in journalled]:
@@ -79,3 +84,4 @@ def _check(scheduler: Scheduler, event, now: float, journalled: list[dict], sequ
             f"journal entry {sequence}: after {to_json(event)} the journal has {journalled},"
             f" the scheduler orders {[to_json(action) for action in ordered]}"
         )
+    return event, ordered
