@@ -246,10 +246,6 @@ class PackingBuffer:
         """New ranks of a cell that had left begin with this batch again (a restarted core)."""
         self._out.discard(cell)
 
-    def readmit(self, cell: int) -> None:
-        """A cell that was handed back has new ranks with no gradients (a restarted core): it may claim again in this batch."""
-        self._out.discard(cell)
-
     def expire(self, now: float) -> list[int]:
         """Hand back for every cell that holds work and has been silent longer than the lease; returns those cells.
 
