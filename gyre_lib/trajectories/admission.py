@@ -65,23 +65,14 @@ class AdmittedTrajectory:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftCandidate:
-    """A leaf that was not drawn; `unmasked_tokens` of its path are still unmasked at the end."""
-
-    leaf_request_id: str
-    role_class: str
-    path_request_ids: tuple[str, ...]
-    unmasked_tokens: int
-    candidate_tokens: int
-    path_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Admission:
-    """The outcome for one execution."""
+    """The outcome for one execution. Every candidate is in one of the three lists."""
 
     admitted: list[AdmittedTrajectory]
-    left: list[LeftCandidate]
+    beyond: list[AdmittedTrajectory]
+    """What further draws, beyond the limit, would have admitted: what a larger limit would cost can be read off."""
+    empty: list[AdmittedTrajectory]
+    """Leaves whose tokens were all masked by other draws; `trajectory` is -1."""
 
 
 def admit(
@@ -129,51 +120,36 @@ def nodes_of_table(requests: pa.Table) -> list[TreeNode]:
 
 
 def admit_nodes(nodes: Sequence[TreeNode], *, run_id: str, execution_id: str, version: int, max_trajectories: int | None) -> Admission:
-    """As `admit`, on the bare tree, and with the candidates that were left. Parents stand before their children."""
+    """As `admit`, on the bare tree, and with the candidates beyond the limit. Parents stand before their children."""
     tree = _CandidateTree(nodes)
     unmasked = tree.leaf_counts()
     candidates = unmasked.copy()
-    masked = np.zeros(len(nodes), bool)
-    admitted: list[AdmittedTrajectory] = []
-    while max_trajectories is None or len(admitted) < max_trajectories:
-        leaf = _draw(tree, unmasked, f"{run_id}\0{execution_id}\0{version}\0{len(admitted)}")
-        if leaf is None:
-            break
+    masked = [count == 0 for count in tree.targets]
+    drawn: list[AdmittedTrajectory] = []
+    undrawn = dict.fromkeys(range(len(tree.leaves)))
+    while (leaf := _draw(tree, unmasked, f"{run_id}\0{execution_id}\0{version}\0{len(drawn)}")) is not None:
         path = tree.path(leaf)
-        fresh = [(place, node) for place, node in enumerate(path) if not masked[node] and tree.targets[node]]
-        node = nodes[path[-1]]
-        admitted.append(
-            AdmittedTrajectory(
-                trajectory=len(admitted),
-                leaf_request_id=node.request_id,
-                role_class=node.role_class,
-                path_request_ids=tuple(nodes[index].request_id for index in path),
-                targets=tuple(TargetRun(place, 0, tree.targets[index]) for place, index in fresh),
-                target_tokens=int(unmasked[leaf]),
-                candidate_tokens=int(candidates[leaf]),
-                path_tokens=tree.path_tokens(path),
-            )
-        )
-        for _, index in fresh:
+        fresh = [place for place, index in enumerate(path) if not masked[index]]
+        drawn.append(_trajectory(tree, nodes, leaf, int(candidates[leaf]), fresh, len(drawn)))
+        del undrawn[leaf]
+        for place in fresh:
+            index = path[place]
             masked[index] = True
             unmasked[tree.first_leaf[index] : tree.end_leaf[index]] -= tree.targets[index]
-    drawn = {trajectory.leaf_request_id for trajectory in admitted}
-    left = [
-        _left(tree, nodes, leaf, int(unmasked[leaf]), int(candidates[leaf]))
-        for leaf, index in enumerate(tree.leaves)
-        if nodes[index].request_id not in drawn
-    ]
-    return Admission(admitted, left)
+    empty = [_trajectory(tree, nodes, leaf, int(candidates[leaf]), [], -1) for leaf in undrawn]
+    limit = len(drawn) if max_trajectories is None else max_trajectories
+    return Admission(drawn[:limit], drawn[limit:], empty)
 
 
 def admission_rows(admission: Admission, *, execution_id: str, version: int, max_trajectories: int | None) -> list[Row]:
-    """Rows for table `admissions`: one per candidate, admitted or left."""
-    common: Row = {"execution_id": execution_id, "policy_version": version, "max_trajectories": max_trajectories}
-    rows = [
+    """Rows for table `admissions`: one per candidate."""
+    return [
         {
-            **common,
-            "admitted": True,
-            "trajectory": item.trajectory,
+            "execution_id": execution_id,
+            "policy_version": version,
+            "max_trajectories": max_trajectories,
+            "admitted": admitted,
+            "trajectory": item.trajectory if item.trajectory >= 0 else None,
             "leaf_request_id": item.leaf_request_id,
             "role_class": item.role_class,
             "path_request_ids": list(item.path_request_ids),
@@ -182,22 +158,28 @@ def admission_rows(admission: Admission, *, execution_id: str, version: int, max
             "candidate_tokens": item.candidate_tokens,
             "path_tokens": item.path_tokens,
         }
-        for item in admission.admitted
+        for admitted, items in ((True, admission.admitted), (False, admission.beyond), (False, admission.empty))
+        for item in items
     ]
-    return rows + [
-        {
-            **common,
-            "admitted": False,
-            "leaf_request_id": item.leaf_request_id,
-            "role_class": item.role_class,
-            "path_request_ids": list(item.path_request_ids),
-            "targets": [],
-            "target_tokens": item.unmasked_tokens,
-            "candidate_tokens": item.candidate_tokens,
-            "path_tokens": item.path_tokens,
-        }
-        for item in admission.left
-    ]
+
+
+def _trajectory(
+    tree: "_CandidateTree", nodes: Sequence[TreeNode], leaf: int, candidates: int, fresh: list[int], trajectory: int
+) -> AdmittedTrajectory:
+    """`fresh`: places of the path's nodes whose tokens are its targets."""
+    path = tree.path(leaf)
+    end = nodes[path[-1]]
+    targets = tuple(TargetRun(place, 0, tree.targets[path[place]]) for place in fresh)
+    return AdmittedTrajectory(
+        trajectory=trajectory,
+        leaf_request_id=end.request_id,
+        role_class=end.role_class,
+        path_request_ids=tuple(nodes[index].request_id for index in path),
+        targets=targets,
+        target_tokens=sum(run.end for run in targets),
+        candidate_tokens=candidates,
+        path_tokens=sum(nodes[index].n_input + nodes[index].n_output for index in path),
+    )
 
 
 def _draw(tree: "_CandidateTree", unmasked: np.ndarray, seed: str) -> int | None:
@@ -212,13 +194,6 @@ def _draw(tree: "_CandidateTree", unmasked: np.ndarray, seed: str) -> int | None
     return None
 
 
-def _left(tree: "_CandidateTree", nodes: Sequence[TreeNode], leaf: int, unmasked: int, candidates: int) -> LeftCandidate:
-    path = tree.path(leaf)
-    node = nodes[path[-1]]
-    path_ids = tuple(nodes[index].request_id for index in path)
-    return LeftCandidate(node.request_id, node.role_class, path_ids, unmasked, candidates, tree.path_tokens(path))
-
-
 class _CandidateTree:
     """The tree cut down to nodes with a trainable token in or below them, so that no path carries a tail without targets.
 
@@ -226,7 +201,6 @@ class _CandidateTree:
     """
 
     def __init__(self, nodes: Sequence[TreeNode]) -> None:
-        self._nodes = nodes
         place = {node.request_id: index for index, node in enumerate(nodes)}
         if len(place) != len(nodes):
             raise BadRecord("two records of one execution have the same request_id")
@@ -272,9 +246,6 @@ class _CandidateTree:
         while self._parent[path[-1]] >= 0:
             path.append(self._parent[path[-1]])
         return path[::-1]
-
-    def path_tokens(self, path: list[int]) -> int:
-        return sum(self._nodes[index].n_input + self._nodes[index].n_output for index in path)
 
     def _parent_of(self, index: int, node: TreeNode, place: dict[str, int]) -> int:
         if not node.parent_id:

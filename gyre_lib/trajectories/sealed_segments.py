@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -25,6 +26,32 @@ SUFFIX = ".parquet"
 MANIFEST = ".manifest.json"
 ROWS_PER_GROUP = 1024
 """Small enough that reading one execution decodes little more than its own rows."""
+
+_REQUEST_OPTIONS: dict[str, Any] = {
+    # Token ids and log-probs byte plane by byte plane: the planes of small ids are nearly constant, a dictionary of ids would be as big
+    # as the ids. Statistics only where a query prunes by them: on the token lists they would cost a sixth of the writing time.
+    "use_byte_stream_split": ["input_ids.list.element", "output_ids.list.element", "output_logprobs.list.element"],
+    "use_dictionary": [
+        "run_id",
+        "execution_id",
+        "agent_id",
+        "parent_agent_id",
+        "role_class",
+        "branch_reason",
+        "untrainable_reason",
+        "finish_reason",
+        "temperature",
+        "engine_ids.list.element",
+        "api",
+        "model_requested",
+        "metadata",
+        "version_spans.list.element.version",
+        "version_first",
+        "version_last",
+    ],
+    "write_statistics": ["execution_id", "sequence", "recorded_s"],
+    "data_page_size": 4 * 2**20,
+}
 
 
 @dataclass(frozen=True)
@@ -142,17 +169,13 @@ class SealedStore:
         sync_folder(Path(path).parent)
 
 
-def write_parquet(table: str, rows: pa.Table, path: Path) -> None:
+def write_parquet(table: str, rows: pa.Table, path: Path, compression_level: int = 1) -> None:
     """Write one sealed file: requests sorted by execution, so that one execution lies in few row groups."""
+    options: dict[str, Any] = {}
     if table == "requests":
         rows = rows.combine_chunks().sort_by([("execution_id", "ascending"), ("sequence", "ascending")])
-    pq.write_table(
-        rows,
-        path,
-        row_group_size=ROWS_PER_GROUP,
-        compression="zstd",
-        compression_level=1,
-    )
+        options = _REQUEST_OPTIONS
+    pq.write_table(rows, path, row_group_size=ROWS_PER_GROUP, compression="zstd", compression_level=compression_level, **options)
 
 
 def upgrade(table: str, rows: pa.Table) -> pa.Table:

@@ -86,12 +86,14 @@ def test_the_same_seed_gives_the_same_choice(records, limit):
 
 
 @given(executions(), LIMITS)
-def test_candidates_are_admitted_or_left(records, limit):
+def test_every_candidate_is_admitted_beyond_the_limit_or_empty(records, limit):
     admission = admit_nodes(nodes_of_records(records), run_id="run", execution_id="e", version=1, max_trajectories=limit)
-    leaves = [item.leaf_request_id for item in [*admission.admitted, *admission.left]]
-    assert sorted(leaves) == sorted(leaf.request_id for leaf in _candidate_leaves(records))
+    candidates = [*admission.admitted, *admission.beyond, *admission.empty]
+    assert sorted(item.leaf_request_id for item in candidates) == sorted(leaf.request_id for leaf in _candidate_leaves(records))
+    assert sum(item.target_tokens for item in candidates) == len(trainable_tokens(records))
+    assert all(item.target_tokens == 0 for item in admission.empty)
     if limit is None:
-        assert all(item.unmasked_tokens == 0 for item in admission.left)
+        assert not admission.beyond
     rows = admission_rows(admission, execution_id="e", version=1, max_trajectories=limit)
     assert sum(row["admitted"] for row in rows) == len(admission.admitted)
 
