@@ -166,6 +166,10 @@ class CellTrainer:
         of each data-parallel copy is given the tensors."""
         return export_hf(self.model, lambda name: self._slab.view(self._slab.weights, name))
 
+    def last_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """As hf_weights: the gradient of the core's last update, normalised and clipped."""
+        return export_hf(self.model, lambda name: self._slab.view(self._optimizer.flat.grad, name))
+
     def save_checkpoint(self, directory: str | Path, journal_position: dict[str, Any], step: int | None = None) -> None:
         """Write the core's state to `directory`, complete in one rename. `step` is the policy version, else the one tracked here.
 
