@@ -24,10 +24,14 @@ class SchedulingConfig(Section):
     """What runs when: dispatch depth, burst length, and when cells may join training."""
 
     policy: Literal["elastic", "async", "colocate"] = Field(
-        "elastic", title="Scheduling policy", description="elastic: cells move one by one; async: fixed pools; colocate: the whole pool switches."
+        "elastic",
+        title="Scheduling policy",
+        description="elastic: cells move one by one; async: fixed pools; colocate: the whole pool switches.",
     )
     dispatch: Literal["boundary", "continuous"] = Field(
-        "boundary", title="Dispatch", description="boundary: refill after each publication; continuous (async only): refill when a group is ready."
+        "boundary",
+        title="Dispatch",
+        description="boundary: refill after each publication; continuous (async only): refill when a group is ready.",
     )
     bursts: Count = Field(4, title="Bursts", description="How many bursts the run has.")
     groups_per_batch: Count = Field(4, title="Groups per batch (B)", description="Distinct rollout groups consumed by one training step.")
@@ -39,11 +43,19 @@ class SchedulingConfig(Section):
     supply_fraction: float = Field(
         0.25, gt=0, le=1, title="Supply fraction (rho_min)", description="Share of a batch that must be ready before a cell joins training."
     )
-    supply_hold_s: float = Field(60.0, ge=0, title="Supply hold (tau), s", description="How long that supply must have held without a break, in seconds.")
-    streaming: bool = Field(True, title="Streaming", description="Start a step on the first ready group instead of waiting for the whole batch.")
-    oversampling: int = Field(0, ge=0, title="Oversampling", description="Executions launched per group beyond N; the first N valid ones are kept.")
+    supply_hold_s: float = Field(
+        60.0, ge=0, title="Supply hold (tau), s", description="How long that supply must have held without a break, in seconds."
+    )
+    streaming: bool = Field(
+        True, title="Streaming", description="Start a step on the first ready group instead of waiting for the whole batch."
+    )
+    oversampling: int = Field(
+        0, ge=0, title="Oversampling", description="Executions launched per group beyond N; the first N valid ones are kept."
+    )
     lost_groups: Literal["placeholder", "requeue"] = Field(
-        "placeholder", title="Lost groups", description="A group without a valid reward: count it as an empty group, or run its query again."
+        "placeholder",
+        title="Lost groups",
+        description="A group without a valid reward: count it as an empty group, or run its query again.",
     )
 
     @property
@@ -69,15 +81,26 @@ class CellsConfig(Section):
     count: Count = Field(3, title="Cells (K)", description="Elastic cells; cell 0 is the core.")
     capacity: Count = Field(16, title="Capacity per cell (C_e)", description="Concurrent executions of one cell in rollout.")
     standalone_engines: int = Field(0, ge=0, title="Standalone engines", description="Engines that are always in rollout.")
-    standalone_capacity: int = Field(0, ge=0, title="Standalone capacity (C_s)", description="Concurrent executions of the standalone pool.")
+    standalone_capacity: int = Field(
+        0, ge=0, title="Standalone capacity (C_s)", description="Concurrent executions of the standalone pool."
+    )
     training_cells: int = Field(1, ge=1, title="Training cells (async)", description="Cells that always train, under policy async.")
     tensor_parallel: Count = Field(1, title="Tensor parallel", description="Ranks that share each layer inside a cell.")
     pipeline_parallel: Count = Field(1, title="Pipeline parallel", description="Pipeline stages inside a cell.")
     data_parallel: Count = Field(1, title="Data parallel", description="Copies inside a cell; a micro-step has one microbatch for each.")
-    context_parallel: Count = Field(1, title="Context parallel", description="Ranks that share a row's tokens (GPU with Transformer Engine only).")
+    context_parallel: Count = Field(
+        1, title="Context parallel", description="Ranks that share a row's tokens (GPU with Transformer Engine only)."
+    )
     expert_parallel: Count = Field(1, title="Expert parallel", description="Ranks that share the experts of a layer.")
-    device: Literal["cpu", "cuda"] = Field("cpu", title="Device", description="cpu: gloo and torch kernels; cuda: NCCL and Transformer Engine.")
-    threads_per_process: Count = Field(1, title="Threads per process", description="CPU threads of each engine and rank; 1 on small machines.")
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", title="Device", description="cpu: gloo and torch kernels; cuda: NCCL and Transformer Engine."
+    )
+    weight_transport: Literal["mooncake", "socket"] = Field(
+        "mooncake", title="Weight transport", description="How satellites read the core's weights; socket where Mooncake cannot be installed."
+    )
+    threads_per_process: Count = Field(
+        1, title="Threads per process", description="CPU threads of each engine and rank; 1 on small machines."
+    )
 
     @property
     def ranks_per_cell(self) -> int:
@@ -99,20 +122,28 @@ class RolloutConfig(Section):
     heldout_tasks: str = Field("data/tasks/heldout", title="Held-out tasks", description="Folder of task folders for evaluate-policy.")
     task_format: Literal["harbor", "nl2repo", "deepswe"] = Field("harbor", title="Task format", description="Layout of the task folders.")
     harness: Literal["builtin", "claude-code", "mini-swe-agent"] = Field("builtin", title="Harness", description="The agent program.")
-    sandbox: Literal["bubblewrap", "docker", "kubernetes"] = Field("bubblewrap", title="Sandbox", description="Where executions and evaluations run.")
-    harness_budget_s: Seconds = Field(120.0, title="Harness budget, s", description="Wall-clock limit of the harness; work left behind is still scored.")
+    sandbox: Literal["bubblewrap", "docker", "kubernetes"] = Field(
+        "bubblewrap", title="Sandbox", description="Where executions and evaluations run."
+    )
+    harness_budget_s: Seconds = Field(
+        120.0, title="Harness budget, s", description="Wall-clock limit of the harness; work left behind is still scored."
+    )
     overall_budget_s: Seconds = Field(300.0, title="Overall budget, s", description="Wall-clock limit of an execution with its evaluation.")
     worker_slots: Count = Field(8, title="Worker slots", description="Executions that one worker process runs at once.")
     max_turns: Count = Field(8, title="Model calls per execution", description="The built-in harness stops after this many model calls.")
     max_context_tokens: Count = Field(2048, title="Context window, tokens", description="Prompt and output together, of one model call.")
     max_output_tokens: Count = Field(256, title="Output limit, tokens", description="Most tokens that one model call generates.")
     temperature: float = Field(1.0, gt=0, title="Temperature", description="Sampling temperature; the trainer divides logits by it.")
-    request_retry_budget_s: Seconds = Field(60.0, title="Request retry budget, s", description="How long a stalled request is retried before the harness sees it.")
+    request_retry_budget_s: Seconds = Field(
+        60.0, title="Request retry budget, s", description="How long a stalled request is retried before the harness sees it."
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> "RolloutConfig":
         if self.harness_budget_s >= self.overall_budget_s:
-            raise ValueError(f"harness_budget_s: must be below overall_budget_s, got {self.harness_budget_s:g} >= {self.overall_budget_s:g}")
+            raise ValueError(
+                f"harness_budget_s: must be below overall_budget_s, got {self.harness_budget_s:g} >= {self.overall_budget_s:g}"
+            )
         if self.max_output_tokens >= self.max_context_tokens:
             raise ValueError("max_output_tokens: must be below max_context_tokens")
         return self
@@ -138,20 +169,34 @@ class TrainingConfig(Section):
     ratio_low: float = Field(0.995, gt=0, le=1, title="Execution ratio, low", description="Gate for negative advantages.")
     ratio_high: float = Field(1.005, ge=1, title="Execution ratio, high", description="Gate for positive advantages.")
     token_weight_cap: float = Field(5.0, gt=0, title="Token weight cap", description="Largest importance weight of one token.")
-    advantage_std: bool = Field(True, title="Divide by standard deviation", description="Divide a group's advantages by its rewards' standard deviation.")
-    max_trajectories: Count | None = Field(5, title="Trajectories per execution (J_max)", description="Most admitted trajectories; empty for no limit.")
+    advantage_std: bool = Field(
+        True, title="Divide by standard deviation", description="Divide a group's advantages by its rewards' standard deviation."
+    )
+    max_trajectories: Count | None = Field(
+        5, title="Trajectories per execution (J_max)", description="Most admitted trajectories; empty for no limit."
+    )
     row_tokens: Count = Field(4096, title="Token budget of a row", description="Most tokens of one packed row (one microbatch).")
-    lease_s: Seconds = Field(120.0, title="Micro-step lease, s", description="A claimed micro-step returns to the queue after this long without an answer.")
-    stall_limit_s: Seconds = Field(600.0, title="Stage stall limit, s", description="A pipeline stage that waits longer for its neighbour fails.")
+    lease_s: Seconds = Field(
+        120.0, title="Micro-step lease, s", description="A claimed micro-step returns to the queue after this long without an answer."
+    )
+    stall_limit_s: Seconds = Field(
+        600.0, title="Stage stall limit, s", description="A pipeline stage that waits longer for its neighbour fails."
+    )
     seed: int = Field(0, title="Seed", description="Seed of admission draws and of task order.")
-    allow_truncated_sampling: bool = Field(False, title="Allow truncated sampling", description="Accept top-p, top-k or penalties, which training cannot correct.")
+    allow_truncated_sampling: bool = Field(
+        False, title="Allow truncated sampling", description="Accept top-p, top-k or penalties, which training cannot correct."
+    )
 
 
 class ModelConfig(Section):
     """The policy."""
 
-    path: str = Field("data/models/tiny-qwen3", title="Model folder", description="Hugging Face format: config.json, safetensors, tokenizer.")
-    renderer: Literal["auto", "qwen3", "qwen35", "qwen36", "qwen38"] = Field("auto", title="Renderer", description="Chat template as a token renderer.")
+    path: str = Field(
+        "data/models/tiny-qwen3", title="Model folder", description="Hugging Face format: config.json, safetensors, tokenizer."
+    )
+    renderer: Literal["auto", "qwen3", "qwen35", "qwen36", "qwen38"] = Field(
+        "auto", title="Renderer", description="Chat template as a token renderer."
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", title="Data type", description="Weights of trainer and engines.")
 
 
@@ -166,7 +211,12 @@ class StorageConfig(Section):
 class RunConfig(Section):
     """A training run."""
 
-    name: str = Field("run", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", title="Run name", description="Lower case, digits, dashes. The same name resumes the run.")
+    name: str = Field(
+        "run",
+        pattern=r"^[a-z0-9][a-z0-9-]{0,62}$",
+        title="Run name",
+        description="Lower case, digits, dashes. The same name resumes the run.",
+    )
     scheduling: SchedulingConfig = SchedulingConfig()
     cells: CellsConfig = CellsConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -19,7 +19,7 @@ class EngineError(RuntimeError):
 
 
 class EngineControl:
-    """Control endpoints of the engine at `url`. Every method raises EngineError when the engine refuses or does not answer in `timeout_s`."""
+    """Control endpoints of the engine at `url`. Methods raise EngineError when the engine refuses or does not answer in `timeout_s`."""
 
     def __init__(self, url: str, timeout_s: float = 120.0) -> None:
         self.url = url
@@ -54,7 +54,7 @@ class EngineControl:
         return int(version) if str(version).isdigit() else -1
 
     def pause(self, mode: Literal["retract", "in_place", "abort"] = "retract") -> None:
-        """Stop generating. retract: running requests go back to the queue with their tokens and lose their KV; new ones wait until `resume`."""
+        """Stop generating until `resume`. retract: running requests go back to the queue with their tokens, and lose their KV; new ones wait."""
         self._post("/pause_generation", {"mode": mode})
 
     def resume(self) -> None:
@@ -123,7 +123,7 @@ class EngineControl:
 def weight_buckets(weights: NamedTensors, bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, bool]]:
     """The weights as SGLang takes them over HTTP, a few at a time so that not all need exist at once.
 
-    Yields (bucket, whether it is the last): a bucket is a base64 pickle of [(name, CPU tensor)] of at most `bucket_bytes`, unless one tensor is larger.
+    Yields (bucket, whether it is the last): a bucket is a base64 pickle of [(name, CPU tensor)], at most `bucket_bytes` or a single tensor.
     Plain pickles, because SGLang's own serialiser hands over file descriptors, which only its own children can receive.
     """
     pending: list[tuple[str, torch.Tensor]] = []

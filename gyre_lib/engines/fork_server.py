@@ -1,7 +1,8 @@
 """Engines by fork: one process imports SGLang once, and every engine of this machine starts as its child in a few seconds.
 
-For CPU engines only (a process that has touched CUDA must not fork). The process serves a Unix socket that belongs to its user alone;
-it must not lie where a sandbox can reach it. One JSON line asks for an engine, one JSON line answers with its process id. Engines outlive this process.
+For CPU engines only (a process that has touched CUDA must not fork). The process serves a Unix socket that belongs to its user alone; it
+must not lie where a sandbox can reach it. One JSON line asks for an engine, one JSON line answers with its process id. Engines outlive
+this process.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Start and stop SGLang engines as processes.
 
-On CPU an engine runs SGLang's own code over the import stand-ins of `shim/`, either from scratch (about 14 CPU seconds) or as a fork of a process
-that has already imported SGLang (`fork_server.py`: 1-3 seconds each, and the engines share its pages). On CUDA it is plain `sglang.launch_server`.
-An engine holds nothing durable, so stopping one is killing its session.
+On CPU an engine runs SGLang's own code over the import stand-ins of `shim/`, either from scratch (about 14 CPU seconds) or as a fork of a
+process that has already imported SGLang (`fork_server.py`: 1-3 seconds each, and the engines share its pages). On CUDA it is plain
+`sglang.launch_server`. An engine holds nothing durable, so stopping one is killing its session.
 """
 
 import os
@@ -105,7 +105,7 @@ class EngineProcess:
         if self.device == "cpu":
             arguments |= {"attention-backend": "torch_native", "mem-fraction-static": 0.2}
         else:
-            flags.append("--enable-memory-saver")
+            flags += ["--enable-memory-saver", "--enable-weights-cpu-backup"]  # a cell's weights come back as they were
         return [text for name, value in arguments.items() for text in (f"--{name}", str(value))] + flags + list(self.extra_arguments)
 
     def alive(self) -> bool:
@@ -121,7 +121,7 @@ class EngineProcess:
             return False
 
     def wait_ready(self, timeout_s: float = 180.0) -> None:
-        """Return once the engine accepts requests, after the generation with which SGLang warms up. Raises EngineDied (log in the message)."""
+        """Return once the engine takes requests, after the generation with which SGLang warms up. Raises EngineDied with the log's end."""
         deadline = time.monotonic() + timeout_s
         with EngineControl(self.url, timeout_s=10.0) as control:
             while not control.ready():

@@ -1,1 +1,1 @@
-"""The model classes an engine imports at start (SGLang's external model package): any other family is still found, by a slower full import."""
+"""The model families an engine imports at start (SGLang's external model package); others are still found, by a slower full import."""
