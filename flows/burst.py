@@ -12,12 +12,12 @@ from prefect.futures import PrefectFuture, wait
 from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
-from tasks.reporting import report_burst
 
 from gyre_lib.config.run_config import load_config
 from tasks.connection import coordinator_of, layout_of
 from tasks.evaluation import evaluate_execution
 from tasks.publication import publish
+from tasks.reporting import report_burst
 from tasks.rollouts import dispatch, roll_out_group
 from tasks.training import train_step
 from tasks.transitions import return_to_rollout, switch_to_training

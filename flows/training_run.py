@@ -6,7 +6,6 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
-from tasks.reporting import report_run
 
 from flows.burst import burst
 from gyre_lib.config.layout import RunLayout
@@ -14,6 +13,7 @@ from gyre_lib.config.run_config import RunConfig
 from gyre_lib.coordination.run_services import prepare_run, start_services, stop_services
 from gyre_lib.coordination.services_file import read_services
 from tasks.connection import coordinator_of, runs_folder
+from tasks.reporting import report_run
 
 
 def _name() -> str:

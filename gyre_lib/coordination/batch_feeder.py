@@ -10,10 +10,10 @@ from gyre_lib.scheduling import events as ev
 from gyre_lib.scheduling.scheduler import BATCH, UPDATE
 from gyre_lib.training.micro_steps import Closed, MicroStep, Wait
 from gyre_lib.training.packing import PackingBuffer, PackingSettings, ReadyExecution, ReadyGroup
-from gyre_lib.trajectories.admission import admit
-from gyre_lib.trajectories.materialisation import materialise
+from gyre_lib.trajectories.admission import admission_rows, admit_nodes, nodes_of_table
+from gyre_lib.trajectories.materialisation import materialise_table
 from gyre_lib.trajectories.schemas import SCHEMAS
-from gyre_lib.trajectories.store import read_execution
+from gyre_lib.trajectories.store import read_execution_rows
 
 if TYPE_CHECKING:
     from gyre_lib.coordination.coordinator import Coordinator
@@ -56,7 +56,8 @@ class BatchFeeder:
         if self.step != step:
             return Closed(0)
         now = time.time()
-        self.packing.expire(now)
+        for silent in self.packing.expire(now):
+            self._c.spawn(self._c.cell_down(silent, "its lease expired"))
         claimed = self.packing.claim(cell, now)
         if not self._supplying.locked() and self._wants_group():
             self._c.spawn(self.supply())
@@ -137,15 +138,20 @@ class BatchFeeder:
         )
 
     def _ready_execution(self, execution: Execution) -> ReadyExecution:
-        layout, limit = self._c.layout, self._c.config.training.max_trajectories
-        records = read_execution(layout, execution.execution_id)
-        admitted = admit(
-            records,
+        """Admit and materialise one execution's trajectories from its recorded tokens."""
+        layout, limit, version = self._c.layout, self._c.config.training.max_trajectories, execution.dispatch_version
+        requests = read_execution_rows(layout, execution.execution_id)
+        admission = admit_nodes(
+            nodes_of_table(requests),
             run_id=layout.run_id,
             execution_id=execution.execution_id,
-            version=execution.dispatch_version,
+            version=version,
             max_trajectories=limit,
         )
-        self._c.tables.append("admissions", [candidate.as_row() for candidate in admitted])
-        rows = materialise(records, admitted, group_id=execution.group_id)
-        return ReadyExecution(execution_id=execution.execution_id, reward=float(execution.score or 0.0), rows=rows)
+        rows = admission_rows(admission, execution_id=execution.execution_id, version=version, max_trajectories=limit)
+        self._c.tables.append("admissions", rows)
+        return ReadyExecution(
+            execution_id=execution.execution_id,
+            reward=float(execution.score or 0.0),
+            rows=materialise_table(requests, admission.admitted, execution.group_id),
+        )

@@ -87,8 +87,9 @@ class CoordinatorClient:
         """A sign of life; returns the executions that the worker shall cancel."""
         return self._call("POST", f"/workers/{worker_id}/heartbeat")["cancel"]
 
-    def ended(self, execution_id: str, outcome: str, detail: str, artifact_ref: str) -> None:
-        self._call("POST", f"/executions/{execution_id}/ended", json={"outcome": outcome, "detail": detail, "artifact_ref": artifact_ref})
+    def ended(self, execution_id: str, outcome: str, detail: str, artifact_ref: str, artifact_digest: str) -> None:
+        body = {"outcome": outcome, "detail": detail, "artifact_ref": artifact_ref, "artifact_digest": artifact_digest}
+        self._call("POST", f"/executions/{execution_id}/ended", json=body)
 
     def execution(self, execution_id: str) -> dict[str, Any]:
         return self._call("GET", f"/executions/{execution_id}")

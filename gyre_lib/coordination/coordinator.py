@@ -28,6 +28,7 @@ from gyre_lib.coordination.routing_table import Route, RoutingTable
 from gyre_lib.coordination.trajectory_buffer import PLACEHOLDER, Execution, Group, TrajectoryBuffer
 from gyre_lib.rollout.tasks import find_tasks
 from gyre_lib.scheduling import events as ev
+from gyre_lib.scheduling.replay import replay_entry
 from gyre_lib.scheduling.scheduler import TO_TRAINING, TRAINING, Scheduler
 from gyre_lib.scheduling.settings import SchedulerSettings
 from gyre_lib.trajectories.schemas import SCHEMAS
@@ -215,7 +216,7 @@ class Coordinator:
         worker.seen_s = time.time()
         return worker.cancelled
 
-    async def ended(self, execution_id: str, outcome: str, detail: str, artifact_ref: str) -> None:
+    async def ended(self, execution_id: str, outcome: str, detail: str, artifact_ref: str, artifact_digest: str = "") -> None:
         """A launched execution terminated: revoke its key, fix its records, count it once, and have its work evaluated."""
         execution = self.buffer.executions[execution_id]
         if execution.reached("ended"):
@@ -238,7 +239,7 @@ class Coordinator:
             }
         )
         if artifact_ref:
-            self.tables.artifact(execution)
+            self.tables.artifact(execution, artifact_digest)
         if execution.train:
             await self.apply(ev.ExecutionEnded(execution_id))
         await self._after_end(execution)
@@ -246,6 +247,8 @@ class Coordinator:
     async def _after_end(self, execution: Execution) -> None:
         if execution.outcome == "Cancelled":
             await self.settle(execution.execution_id, None, "cancelled")
+        elif execution.outcome == "OverallTimeout":
+            await self.settle(execution.execution_id, None, "unresolved")
         elif not execution.artifact_ref:
             await self.settle(execution.execution_id, 0.0, PLACEHOLDER)
         else:
@@ -318,6 +321,8 @@ class Coordinator:
             "overall_budget_s": rollout.overall_budget_s,
             "max_turns": rollout.max_turns,
             "max_output_tokens": rollout.max_output_tokens,
+            "max_context_tokens": rollout.max_context_tokens,
+            "temperature": rollout.temperature,
         }
 
     def benchmark_executions(self, benchmark_id: str, task_paths: list[str], samples: int) -> list[Execution]:
@@ -424,7 +429,7 @@ class Coordinator:
         self.cells_ready.pop(cell, None)
         await self.commands.down(cell, reason)
         if self.batches.step is not None:
-            self.batches.packing.hand_back(cell, time.time())
+            self.batches.packing.hand_back(cell)
         if cell != 0 and self.scheduler.roles[cell] in (TRAINING, TO_TRAINING):
             await self.apply(ev.SatelliteLost(cell))
 
@@ -484,10 +489,7 @@ class Coordinator:
         await self._resume()
 
     def _replayed(self, entry: dict[str, Any], done: dict[str, Any]) -> list[Entry]:
-        event = ev.from_json(entry["event"])
-        actions = self.scheduler.handle(event, entry["now"])
-        if [ev.to_json(action) for action in actions] != [ev.to_json(ev.from_json(action)) for action in entry["actions"]]:
-            raise RuntimeError(f"{self.journal.folder}: event {entry['seq']} gives other actions than the journal has")
+        event, actions = replay_entry(self.scheduler, entry)
         self._event_seq = entry["seq"]
         self.batches.note(event)
         feed_entries = []

@@ -154,7 +154,7 @@ class Operations:
         cell = entry.arguments["cell"]
         transition = Transition(self._c, entry, cell, "to_rollout")
         if self._c.batches.step is not None:
-            self._c.batches.packing.hand_back(cell, time.time())
+            self._c.batches.packing.hand_back(cell)
         await self._restore(cell, transition)
         transition.record("done")
         await self._c.apply(ev.InRollout(cell))

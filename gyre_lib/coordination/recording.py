@@ -77,13 +77,14 @@ class Tables:
         }
         self.append("groups", [row])
 
-    def artifact(self, execution: Execution, kind: str = "final") -> None:
+    def artifact(self, execution: Execution, digest: str) -> None:
         folder = self._layout.artifacts / execution.artifact_ref
         files = [path for path in folder.rglob("*") if path.is_file()]
         row = {
             "artifact_ref": execution.artifact_ref,
             "execution_id": execution.execution_id,
-            "kind": kind,
+            "kind": "final",
+            "digest": digest,
             "path": str(folder.relative_to(self._layout.root)),
             "bytes": sum(path.stat().st_size for path in files),
             "files": len(files),

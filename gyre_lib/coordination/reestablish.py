@@ -1,7 +1,6 @@
 """After processes have (re)started: bring engines and ranks back to the roles that the scheduler believes they have."""
 
 import asyncio
-import time
 
 from gyre_lib.coordination.coordinator import Coordinator
 from gyre_lib.coordination.operations import Operations
@@ -50,5 +49,6 @@ class Reestablish:
         report = await self._c.commands.run(0, f"reexpose-{life}", "expose", version=version)
         self._operations.manifest = report["result"]["manifest"]
         if step is not None:
-            self._c.batches.packing.hand_back(0, time.time())
+            self._c.batches.packing.hand_back(0)
+            self._c.batches.packing.readmit(0)
             await self._c.commands.send(0, f"train-{step}-0-{life}", "train", step=step)

@@ -87,6 +87,7 @@ class Ended(BaseModel):
     outcome: str
     detail: str = ""
     artifact_ref: str = ""
+    artifact_digest: str = ""
 
 
 class Assessed(BaseModel):
@@ -200,7 +201,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
     @app.post("/executions/{execution_id}/ended")
     async def ended(execution_id: str, body: Ended) -> dict[str, Any]:
         _known(execution_id)
-        await c.ended(execution_id, body.outcome, body.detail, body.artifact_ref)
+        await c.ended(execution_id, body.outcome, body.detail, body.artifact_ref, body.artifact_digest)
         return {}
 
     @app.get("/executions/{execution_id}")
