@@ -1,6 +1,7 @@
 """Commands for the cells' ranks: an ordered sequence per cell that every rank of it executes, and their reports."""
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict
 from typing import Any
@@ -47,10 +48,8 @@ class CommandQueue:
     async def after(self, cell: int, seq: int, timeout_s: float) -> list[dict[str, Any]]:
         """Commands later than `seq`; waits for one up to the time-out, then returns an empty list."""
         async with self._changed:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._next_seq(cell) > max(seq, self._first_seq) + 1), timeout_s)
-            except TimeoutError:
-                return []
             return [command for command in self._commands[cell] if command["seq"] > seq]
 
     async def report(self, cell: int, report: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """What the burst flow has to do: an ordered feed of actions and evaluations, each with an id and done once."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,10 +59,8 @@ class Feed:
     async def after(self, seq: int, timeout_s: float) -> list[Entry]:
         """Entries later than `seq` that are not done; waits for one up to the time-out."""
         async with self._changed:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: len(self._entries) > seq), timeout_s)
-            except TimeoutError:
-                return []
             return [entry for entry in self._entries[seq:] if not entry.done]
 
     def _put(self, entry: Entry) -> None:
