@@ -8,13 +8,16 @@ After a restart the journal rebuilds the scheduler, the ledger what it does not 
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.config.run_config import RunConfig
@@ -22,7 +25,7 @@ from gyre_lib.coordination.batch_feeder import BatchFeeder
 from gyre_lib.coordination.command_queue import CommandQueue
 from gyre_lib.coordination.feed import Entry, Feed
 from gyre_lib.coordination.journal import Journal
-from gyre_lib.coordination.proxies import Proxies
+from gyre_lib.coordination.proxies import Proxies, Proxy
 from gyre_lib.coordination.recording import Tables
 from gyre_lib.coordination.routing_table import Route, RoutingTable
 from gyre_lib.coordination.trajectory_buffer import PLACEHOLDER, Execution, Group, TrajectoryBuffer
@@ -58,7 +61,8 @@ class Coordinator:
         self.journal = Journal(layout.journal, "burst")
         self.ledger = Journal(layout.journal, "ledger")
         self.buffer = TrajectoryBuffer()
-        self.table = RoutingTable()
+        # Proxies keep the highest version they have seen: a restarted coordinator must not count below it.
+        self.table = RoutingTable(first_version=int(time.time()))
         self.feed = Feed()
         self.commands = CommandQueue(config.cells.ranks_per_cell)
         self.proxies = Proxies(self.table, secret)
@@ -70,6 +74,7 @@ class Coordinator:
         self.memory_released: set[int] = set()
         """Cells whose engines have given their memory to training."""
         self._starts: dict[int, int] = {}
+        self._known_proxies: dict[str, Proxy] = {}
         self.started_s = time.time()
         self.burst = 0
         self.run_done = False
@@ -193,6 +198,13 @@ class Coordinator:
             self.buffer.add_benchmark_execution(execution)
             self.buffer.launch(execution.execution_id, now, self.config.rollout.overall_budget_s)
         await self._launch(tuple(execution.execution_id for execution in executions))
+
+    async def register_proxy(self, proxy: Proxy) -> None:
+        """A proxy has started, or has not heard from us for a while: it gets the full table."""
+        if self._known_proxies.get(proxy.proxy_id) != proxy:
+            self.ledger.append({"kind": "proxy", "now": time.time(), **asdict(proxy)})
+            self._known_proxies[proxy.proxy_id] = proxy
+        await self.proxies.register(proxy)
 
     async def claim(self, worker_id: str, slots: int, timeout_s: float) -> list[Execution]:
         """Launch orders for a worker, at most `slots`; waits for the first up to the time-out."""
@@ -514,6 +526,8 @@ class Coordinator:
                 execution = Execution(fact["execution"], fact["group"], fact["task_path"], fact["task_id"], fact["version"])
                 self.buffer.add_benchmark_execution(execution)
                 self.buffer.launch(fact["execution"], fact["now"], self.config.rollout.overall_budget_s)
+            case "proxy":
+                self._known_proxies[fact["proxy_id"]] = Proxy(fact["proxy_id"], fact["url"], fact["control_url"], fact["uds"])
             case "claimed":
                 self.buffer.claim(fact["execution"], fact["worker"])
                 self.workers.setdefault(fact["worker"], Worker(fact["worker"], time.time(), set()))
@@ -530,6 +544,13 @@ class Coordinator:
         for group_id in list(self.buffer.groups):
             self.buffer.settled_group(group_id, time.time())
         self.batches.restore_statuses()
+        for execution in self.buffer.executions.values():
+            if execution.reached("launched") and not execution.reached("ended"):
+                self._open_route(execution)
+        for proxy in self._known_proxies.values():
+            # One that is gone registers again when it is back.
+            with contextlib.suppress(httpx.HTTPError):
+                await self.proxies.register(proxy)
         for execution in list(self.buffer.executions.values()):
             await self._resume_execution(execution)
         for group in list(self.buffer.groups.values()):
@@ -546,6 +567,5 @@ class Coordinator:
                 await self.apply(ev.ExecutionEnded(execution.execution_id))
             await self._after_end(execution)
             return
-        self._open_route(execution)
         if not execution.reached("claimed"):
             self.launch_orders.put_nowait(execution.execution_id)

@@ -35,8 +35,8 @@ class Route:
 class RoutingTable:
     """Engines and routes, with the changes since the last delta."""
 
-    def __init__(self, published_version: int = 0) -> None:
-        self.version = 0
+    def __init__(self, published_version: int = 0, first_version: int = 0) -> None:
+        self.version = first_version
         self.published_version = published_version
         self.engines: dict[str, Engine] = {}
         self.routes: dict[str, Route] = {}

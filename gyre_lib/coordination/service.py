@@ -230,7 +230,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
 
     @app.post("/proxies")
     async def proxy_hello(body: ProxyHello) -> dict[str, Any]:
-        await c.proxies.register(Proxy(**body.model_dump()))
+        await c.register_proxy(Proxy(**body.model_dump()))
         return {}
 
     @app.post("/engines")

@@ -17,6 +17,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -83,9 +84,7 @@ class Supervisor:
         for folder in (self.layout.logs, self.layout.sockets, self.layout.artifacts, self.layout.checkpoints, self.layout.published):
             folder.mkdir(parents=True, exist_ok=True)
         self._write()
-        self._start(
-            Child("coordinator", self._python("gyre_lib.coordination.service", "--port", str(self.port)), self.url, self._environment())
-        )
+        self._start(Child("coordinator", self._python("gyre_lib.coordination.service", port=self.port), self.url, self._environment()))
         self._start_ranks()
         self._start_fork_server()
         self.client.wait_healthy()
@@ -101,22 +100,22 @@ class Supervisor:
 
     def _start_proxy(self) -> None:
         port, control_port = free_port(), free_port()
-        command = self._python(
-            "proxy_app",
-            *("--coordinator", self.url, "--port", str(port), "--control-port", str(control_port), "--proxy-id", "proxy-0"),
-            *(
-                "--uds",
-                str(self.layout.sockets / "proxy-0.sock"),
-                "--model",
-                self.config.model.path,
-                "--renderer",
-                self.config.model.renderer,
-            ),
-        )
+        options = {
+            "coordinator": self.url,
+            "port": port,
+            "control-port": control_port,
+            "proxy-id": "proxy-0",
+            "uds": self.layout.sockets / "proxy-0.sock",
+            "model": self.config.model.path,
+            "renderer": self.config.model.renderer,
+            "retry-budget-s": self.config.rollout.request_retry_budget_s,
+            "segment-mib": self.config.storage.segment_mib,
+        }
+        command = self._python("proxy_app", **options)
         self._start(Child("proxy-0", command, f"http://127.0.0.1:{port}", self._environment()))
 
     def _start_worker(self) -> None:
-        command = self._python("gyre_lib.rollout.worker", "--slots", str(self.config.rollout.worker_slots))
+        command = self._python("gyre_lib.rollout.worker", slots=self.config.rollout.worker_slots)
         self._start(Child("worker-0", command, "", self._environment()))
 
     def _start_ranks(self) -> None:
@@ -124,7 +123,7 @@ class Supervisor:
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(per_cell * cells)}
         for cell in range(cells):
             for shard in range(per_cell):
-                command = self._python("gyre_lib.cells.rank", "--coordinator", self.url, "--cell", str(cell), "--shard", str(shard))
+                command = self._python("gyre_lib.cells.rank", coordinator=self.url, cell=cell, shard=shard)
                 environment = {**self._environment(), **rendezvous, "RANK": str(cell * per_cell + shard)}
                 self._start(Child(_rank_name(cell, shard), command, "", environment))
 
@@ -226,8 +225,9 @@ class Supervisor:
 
     # -- processes
 
-    def _python(self, module: str, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", module, "--run-dir", str(self.layout.root), *arguments]
+    def _python(self, module: str, **options: Any) -> list[str]:
+        given = {"run-dir": self.layout.root, **options}
+        return [sys.executable, "-m", module, *(text for name, value in given.items() for text in (f"--{name}", str(value)))]
 
     def _environment(self) -> dict[str, str]:
         threads = str(self.config.cells.threads_per_process)
