@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from renderers import Qwen3RendererConfig, Qwen35RendererConfig, Qwen36RendererConfig, Qwen38RendererConfig, create_renderer
-from tokenizers import Tokenizer
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.trajectories.history import Reply, Supplied, ToolSpec
+from proxy_app.tokenizing import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -41,33 +41,6 @@ MODEL_TYPES = {
 
 class RenderingRefused(ValueError):
     """The conversation cannot be put into the policy's template; the text says why, for the harness."""
-
-
-class TextTokenizer:
-    """What `renderers` needs of a tokenizer, straight over `tokenizers` (no offsets, no `transformers`).
-
-    Control tokens that stand in a message as text stay text: nothing a harness or a tool writes can open or close a turn.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(path))
-        self._tokenizer.encode_special_tokens = True
-        self.name_or_path = str(path.parent)
-        self.unk_token_id = None
-        self.eos_token_id = self._tokenizer.token_to_id("<|im_end|>")
-        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
-
-    def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-    def decode(self, token_ids: Any, *args: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        if isinstance(tokens, str):
-            return self._tokenizer.token_to_id(tokens)
-        return [self._tokenizer.token_to_id(token) for token in tokens]
 
 
 @dataclass(frozen=True, slots=True)
