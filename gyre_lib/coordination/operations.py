@@ -12,6 +12,7 @@ from typing import Any
 from gyre_lib.coordination.command_queue import CellFailed
 from gyre_lib.coordination.coordinator import Coordinator
 from gyre_lib.coordination.feed import Entry
+from gyre_lib.coordination.routing_table import Engine
 from gyre_lib.scheduling import events as ev
 
 IN_FLIGHT_POLL_S = 0.05
@@ -141,7 +142,13 @@ class Operations:
         version = self._c.scheduler.version
         manifest = None if cell == 0 else self.manifest
         report = await self._c.commands.run(
-            cell, f"join-{transition.entry.entry_id}", "join", step=self._c.batches.step, version=version, manifest=manifest
+            cell,
+            f"join-{transition.entry.entry_id}",
+            "join",
+            step=self._c.batches.step,
+            version=version,
+            manifest=manifest,
+            engines=targets(self._c.table.engines_of(cell)),
         )
         self._c.memory_released.add(cell)
         transition.add(report["phases"])
@@ -164,14 +171,16 @@ class Operations:
         """Give the engines their memory back. They serve again once they hold the published version: now, or with the publication."""
         published = self._c.table.published_version
         if not self._c.commands.is_down(cell):
-            report = await self._c.commands.run(cell, f"leave-{transition.entry.entry_id}", "leave", version=published)
+            engines = targets(self._c.table.engines_of(cell))
+            report = await self._c.commands.run(cell, f"leave-{transition.entry.entry_id}", "leave", version=published, engines=engines)
             self._c.memory_released.discard(cell)
             transition.add(report["phases"])
         engines = self._c.table.engines_of(cell)
         if cell == 0 and any(engine.weight_version != published for engine in engines):
-            targets = [{"engine_id": engine.engine_id, "url": engine.url} for engine in engines]
             with transition.phase("reshard"):
-                await self._c.commands.run(0, f"reshard-{transition.entry.entry_id}", "publish", version=published, engines=targets)
+                await self._c.commands.run(
+                    0, f"reshard-{transition.entry.entry_id}", "publish", version=published, engines=targets(engines)
+                )
             await self._c.engine_up(cell, published)
         elif self._c.scheduler.version == published:
             with transition.phase("serve"):
@@ -185,9 +194,8 @@ class Operations:
         started_s = time.time()
         training = set(self._c.training_cells())
         engines = [engine for engine in self._c.table.engines.values() if engine.cell not in training]
-        targets = [{"engine_id": engine.engine_id, "url": engine.url} for engine in engines]
         export = str(self._c.layout.published / str(version))
-        report = await self._c.commands.run(0, f"publish-{entry.entry_id}", "publish", version=version, engines=targets, export_dir=export)
+        report = await self._c.commands.run(0, f"publish-{entry.entry_id}", "publish", version=version, engines=targets(engines), export_dir=export)
         self._c.table.published_version = version
         for cell in sorted({engine.cell for engine in engines}):
             await self._c.engine_up(cell, version)
@@ -205,6 +213,11 @@ class Operations:
 
     async def _nothing_more(self, entry: Entry) -> dict[str, Any]:
         return dict(entry.arguments)
+
+
+def targets(engines: list[Engine]) -> list[dict[str, str]]:
+    """The engines as a command names them to a rank."""
+    return [{"engine_id": engine.engine_id, "url": engine.url} for engine in engines]
 
 
 class Transition:

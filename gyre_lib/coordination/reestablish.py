@@ -3,7 +3,7 @@
 import asyncio
 
 from gyre_lib.coordination.coordinator import Coordinator
-from gyre_lib.coordination.operations import Operations
+from gyre_lib.coordination.operations import Operations, targets
 from gyre_lib.coordination.routing_table import STANDALONE
 from gyre_lib.engines.control import EngineControl
 from gyre_lib.scheduling import events as ev
@@ -45,7 +45,8 @@ class Reestablish:
 
     async def _core(self) -> None:
         version, step, life = self._c.scheduler.version, self._c.batches.step, self._c.generation(0)
-        await self._c.commands.run(0, f"rejoin-{life}", "join", step=step, version=version, manifest=None)
+        engines = targets(self._c.table.engines_of(0))
+        await self._c.commands.run(0, f"rejoin-{life}", "join", step=step, version=version, manifest=None, engines=engines)
         report = await self._c.commands.run(0, f"reexpose-{life}", "expose", version=version)
         self._operations.manifest = report["result"]["manifest"]
         if step is not None:

@@ -126,7 +126,10 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
     async def authenticate(request: Request, call_next: Any) -> Response:
         if request.url.path != "/health" and not hmac.compare_digest(request.headers.get("x-gyre-control", ""), secret):
             return JSONResponse({"error": "x-gyre-control: missing or wrong"}, status_code=401)
-        return await call_next(request)
+        response = await call_next(request)
+        # Ranks notice a restart by it: the open batch is then handed out anew, and gradients of the earlier life do not count.
+        response.headers["x-gyre-life"] = str(c.started_s)
+        return response
 
     @app.exception_handler(CellFailed)
     async def cell_failed(_: Request, error: CellFailed) -> Response:
