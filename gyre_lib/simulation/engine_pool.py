@@ -1,7 +1,7 @@
 """Engines of a simulated run: processor sharing in virtual time, one clock per engine.
 
-Virtual time of an engine advances at rate(load/capacity) = 1 / (1 - share + share * load/capacity). An execution with work w that starts at
-virtual time v leaves at v + w; so a change of load moves one number per engine, not one per execution.
+Virtual time of an engine advances at rate(x) = 1 / (1 - share + share * x^exponent), x = load/capacity, 1 at full load. An execution with
+work w that starts at virtual time v leaves at v + w; so a change of load moves one number per engine, not one per execution.
 """
 
 from heapq import heappop, heappush
@@ -29,12 +29,11 @@ class Execution:
 class EnginePool:
     """Engines 0..n-1; index n-1 may be the standalone pool. `next_finish` holds each engine's next completion time."""
 
-    def __init__(self, capacities: list[int], load_share: float) -> None:
+    def __init__(self, capacities: list[int], load_share: float, load_exponent: float = 1.0) -> None:
         self.capacities = capacities
         self.load = [0] * len(capacities)
         self.next_finish = [inf] * len(capacities)
-        self._share = load_share
-        self._slope = [load_share / capacity if capacity else 0.0 for capacity in capacities]
+        self._rates = [_rates(capacity, load_share, load_exponent) for capacity in capacities]
         self._virtual = [0.0] * len(capacities)
         self._rate = [1.0 / (1.0 - load_share)] * len(capacities)
         self._since = [0.0] * len(capacities)
@@ -83,11 +82,14 @@ class EnginePool:
 
     def _set_load(self, engine: int, load: int, now: float) -> None:
         self.load[engine] = load
-        rate = 1.0 / (1.0 - self._share + self._slope[engine] * load)
-        self._rate[engine] = rate
+        rates = self._rates[engine]
+        rate = self._rate[engine] = rates[load] if load < len(rates) else rates[-1] * (len(rates) - 1) / load
         heap = self._heaps[engine]
         while heap and heap[0][2].engine != engine:
             heappop(heap)
         self.next_finish[engine] = now + max(0.0, heap[0][0] - self._virtual[engine]) / rate if heap else inf
 
 
+def _rates(capacity: int, share: float, exponent: float) -> list[float]:
+    """Rate at each load from 0 to the capacity; an engine above its capacity shares its full speed among more."""
+    return [1.0 / (1.0 - share + share * (load / capacity) ** exponent) if capacity else 1.0 for load in range(capacity + 1)]

@@ -8,7 +8,7 @@ from math import log, sqrt
 
 import numpy as np
 
-from gyre_lib.simulation.workload import Workload
+from gyre_lib.simulation.workload import ExecutionPart, Workload
 
 _BLOCK = 64
 
@@ -37,6 +37,7 @@ class Queries:
         self._seed = seed
         self._size = size
         self._drawn: list[Query] = []
+        self._mean_work_s = _mean_work(workload) if workload.training.work_exponent else 1.0
 
     def __getitem__(self, number: int) -> Query:
         while number >= len(self._drawn):
@@ -46,28 +47,41 @@ class Queries:
     def _draw_block(self, block: int) -> None:
         execution, shape = self._workload.execution, (_BLOCK, self._size)
         rng = np.random.default_rng((self._seed, block))
-        if execution.recorded:
-            work, evaluation = self._recorded(rng)
-        else:
-            log_work = execution.query_sigma * rng.standard_normal((_BLOCK, 1)) + execution.execution_sigma * rng.standard_normal(shape)
-            work = execution.median_s * np.exp(log_work)
-            evaluation = execution.evaluation_mean_s * lognormal(rng, execution.evaluation_cv, shape)
+        work, evaluation = _durations(rng, execution, shape)
         failures = rng.geometric(1 - execution.evaluation_failure_rate, shape)
         stuck_query = rng.random((_BLOCK, 1)) < execution.stuck_query_share
         stuck = stuck_query & (rng.random(shape) < execution.stuck_rate / execution.stuck_query_share)
         failed = rng.random(shape) < execution.infrastructure_failure_rate
         training = lognormal(rng, self._workload.training.group_cv, (_BLOCK,))
+        training = training * (_limited(work, execution).mean(axis=1) / self._mean_work_s) ** self._workload.training.work_exponent
         columns = (work.tolist(), (evaluation * failures).tolist(), stuck.tolist(), failed.tolist(), training.tolist())
         self._drawn += [Query(*row) for row in zip(*columns, strict=True)]
 
-    def _recorded(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        recorded = self._workload.execution.recorded
-        work, evaluation = np.empty((_BLOCK, self._size)), np.empty((_BLOCK, self._size))
-        for row, index in enumerate(rng.integers(len(recorded), size=_BLOCK)):
-            query = np.asarray(recorded[index])
-            chosen = query[rng.permutation(len(query))[: self._size] if len(query) >= self._size else rng.integers(len(query), size=self._size)]
-            work[row], evaluation[row] = chosen[:, 0], chosen[:, 1]
-        return work, evaluation
+
+def _durations(rng: np.random.Generator, execution: ExecutionPart, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Harness work and evaluation time in seconds, (queries, executions)."""
+    queries, size = shape
+    if not execution.recorded:
+        log_work = execution.query_sigma * rng.standard_normal((queries, 1)) + execution.execution_sigma * rng.standard_normal(shape)
+        return execution.median_s * np.exp(log_work), execution.evaluation_mean_s * lognormal(rng, execution.evaluation_cv, shape)
+    drawn = np.empty((queries, size, 2))
+    for row, index in enumerate(rng.integers(len(execution.recorded), size=queries)):
+        query = np.asarray(execution.recorded[index])
+        drawn[row] = query[rng.permutation(len(query))[:size] if len(query) >= size else rng.integers(len(query), size=size)]
+    return drawn[..., 0], drawn[..., 1]
+
+
+def _limited(work: np.ndarray, execution: ExecutionPart) -> np.ndarray:
+    return np.minimum(work, execution.harness_limit_s)
+
+
+def _mean_work(workload: Workload) -> float:
+    """Mean harness work within the limit, from a fixed sample, so that training work has mean 1 whatever the seed."""
+    execution = workload.execution
+    work, _ = _durations(np.random.default_rng(0), execution, (2048, workload.batch.executions_per_group))
+    return float(
+        (_limited(work, execution).mean(axis=1) ** workload.training.work_exponent).mean() ** (1 / workload.training.work_exponent)
+    )
 
 
 def lognormal(rng: np.random.Generator, cv: float, shape: tuple[int, ...]) -> np.ndarray:

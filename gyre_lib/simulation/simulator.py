@@ -130,7 +130,8 @@ class Simulation:
         self._queries_used = 0
         self._harness_limits: deque[tuple[float, Execution]] = deque()
         self._standalone = settings.cells
-        self._engines = EnginePool([settings.cell_capacity] * settings.cells + [settings.standalone_capacity], workload.engine.load_share)
+        capacities = [settings.cell_capacity] * settings.cells + [settings.standalone_capacity]
+        self._engines = EnginePool(capacities, workload.engine.load_share, workload.engine.load_exponent)
         self._serving = [False] * (settings.cells + 1)
         self._trainer = Trainer(workload, settings.streaming, nodes_per_cell)
         self._ready: list[tuple[int, int, SimulatedGroup]] = []

@@ -74,9 +74,10 @@ class ExecutionPart(Part):
 
 
 class EnginePart(Part):
-    """How fast harness work proceeds: rate 1/(1 - load_share + load_share * load/capacity), 1 at full load."""
+    """How fast harness work proceeds: rate 1/(1 - load_share + load_share * (load/capacity)^load_exponent), 1 at full load."""
 
     load_share: Annotated[float, Field(ge=0, lt=1)]
+    load_exponent: Positive = 1.0
     reroute_s: NotNegative
     """Work lost when a live execution moves to another engine (prefill)."""
 
@@ -86,6 +87,9 @@ class TrainingPart(Part):
 
     node_seconds_per_step: Positive
     group_cv: NotNegative
+    """Spread of training work between groups of equal harness work."""
+    work_exponent: NotNegative = 0.0
+    """A group's training work grows with its harness work to this power (0: independent, 1: tokens grow with time)."""
     micro_steps_per_group: Annotated[int, Field(ge=1)]
     update_s: NotNegative
     drain_s: NotNegative
