@@ -23,6 +23,8 @@ class Section(BaseModel):
 class SchedulingConfig(Section):
     """What runs when: dispatch depth, burst length, and when cells may join training."""
 
+    model_config = ConfigDict(title="Scheduling")
+
     policy: Literal["elastic", "async", "colocate"] = Field(
         "elastic",
         title="Scheduling policy",
@@ -78,6 +80,8 @@ class SchedulingConfig(Section):
 class CellsConfig(Section):
     """The machines: cells, what one cell holds, and its training layout."""
 
+    model_config = ConfigDict(title="Cells")
+
     count: Count = Field(3, title="Cells (K)", description="Elastic cells; cell 0 is the core.")
     capacity: Count = Field(16, title="Capacity per cell (C_e)", description="Concurrent executions of one cell in rollout.")
     standalone_engines: int = Field(0, ge=0, title="Standalone engines", description="Engines that are always in rollout.")
@@ -118,6 +122,8 @@ class CellsConfig(Section):
 class RolloutConfig(Section):
     """How executions run: tasks, harness, sandbox, time budgets, sampling."""
 
+    model_config = ConfigDict(title="Rollout")
+
     tasks: str = Field("data/tasks/train", title="Training tasks", description="Folder of task folders (Harbor layout).")
     heldout_tasks: str = Field("data/tasks/heldout", title="Held-out tasks", description="Folder of task folders for evaluate-policy.")
     task_format: Literal["harbor", "nl2repo", "deepswe"] = Field("harbor", title="Task format", description="Layout of the task folders.")
@@ -152,6 +158,8 @@ class RolloutConfig(Section):
 class EvaluationConfig(Section):
     """How preserved work is scored."""
 
+    model_config = ConfigDict(title="Evaluation")
+
     retries: int = Field(2, ge=0, title="Evaluation retries", description="Further tries of a failed evaluation on the same artifact.")
     timeout_s: Seconds = Field(60.0, title="Evaluation timeout, s", description="Wall-clock limit of one evaluation.")
     heldout_samples: Count = Field(4, title="Held-out samples", description="Executions per held-out task in evaluate-policy.")
@@ -159,6 +167,8 @@ class EvaluationConfig(Section):
 
 class TrainingConfig(Section):
     """The objective and the optimizer step."""
+
+    model_config = ConfigDict(title="Training")
 
     learning_rate: float = Field(1e-6, gt=0, title="Learning rate", description="Adam, constant.")
     adam_beta1: float = Field(0.9, ge=0, lt=1, title="Adam beta 1", description="First-moment decay.")
@@ -191,6 +201,8 @@ class TrainingConfig(Section):
 class ModelConfig(Section):
     """The policy."""
 
+    model_config = ConfigDict(title="Model")
+
     path: str = Field(
         "data/models/tiny-qwen3", title="Model folder", description="Hugging Face format: config.json, safetensors, tokenizer."
     )
@@ -203,6 +215,8 @@ class ModelConfig(Section):
 class StorageConfig(Section):
     """Where a run's data goes."""
 
+    model_config = ConfigDict(title="Storage")
+
     runs: str = Field("runs", title="Runs folder", description="Folder that holds one folder per run.")
     url: str = Field("", title="Segment store", description="fsspec URL for sealed segments (s3://…); empty: the run's folder.")
     segment_mib: Count = Field(64, title="Segment size, MiB", description="An open segment is sealed at this size.")
@@ -210,6 +224,8 @@ class StorageConfig(Section):
 
 class RunConfig(Section):
     """A training run."""
+
+    model_config = ConfigDict(title="Run")
 
     name: str = Field(
         "run",
