@@ -410,6 +410,10 @@ class Coordinator:
 
     # -- cells
 
+    def engine_addresses(self, cell: int) -> list[dict[str, str]]:
+        """The engines of a cell, as its ranks are told."""
+        return [{"engine_id": engine.engine_id, "url": engine.url} for engine in self.table.engines_of(cell)]
+
     def training_cells(self) -> list[int]:
         return [cell for cell in range(self.settings.cells) if self.is_training(cell)]
 

@@ -168,21 +168,17 @@ class Operations:
         return transition.result("done")
 
     async def _restore(self, cell: int, transition: "Transition") -> None:
-        """Give the engines their memory back. They serve again once they hold the published version: now, or with the publication."""
+        """Give the engines their memory back. They serve if they hold the published version; else they wait for the publication."""
         published = self._c.table.published_version
+        versions = {engine.weight_version for engine in self._c.table.engines_of(cell)}
         if not self._c.commands.is_down(cell):
-            engines = targets(self._c.table.engines_of(cell))
-            report = await self._c.commands.run(cell, f"leave-{transition.entry.entry_id}", "leave", version=published, engines=engines)
+            report = await self._c.commands.run(
+                cell, f"leave-{transition.entry.entry_id}", "leave", version=published, engines=self._c.engine_addresses(cell)
+            )
             self._c.memory_released.discard(cell)
             transition.add(report["phases"])
-        engines = self._c.table.engines_of(cell)
-        if cell == 0 and any(engine.weight_version != published for engine in engines):
-            with transition.phase("reshard"):
-                await self._c.commands.run(
-                    0, f"reshard-{transition.entry.entry_id}", "publish", version=published, engines=targets(engines)
-                )
-            await self._c.engine_up(cell, published)
-        elif self._c.scheduler.version == published:
+            versions = set(report["result"]["versions"].values())
+        if versions == {published}:
             with transition.phase("serve"):
                 await self._c.engine_up(cell, published)
         transition.weight_version = published
@@ -194,22 +190,35 @@ class Operations:
         started_s = time.time()
         training = set(self._c.training_cells())
         engines = [engine for engine in self._c.table.engines.values() if engine.cell not in training]
-        export = str(self._c.layout.published / str(version))
-        report = await self._c.commands.run(0, f"publish-{entry.entry_id}", "publish", version=version, engines=targets(engines), export_dir=export)
+        targets = [{"engine_id": engine.engine_id, "url": engine.url} for engine in engines]
+        report = await self._c.commands.run(0, f"publish-{entry.entry_id}", "publish", version=version, engines=targets)
+        failed = report["result"]["failed"]
         self._c.table.published_version = version
-        for cell in sorted({engine.cell for engine in engines}):
+        for cell in sorted({engine.cell for engine in engines if engine.engine_id not in failed}):
             await self._c.engine_up(cell, version)
+        for engine in engines:
+            if engine.engine_id in failed:
+                await self._c.engine_down(engine.cell, f"publication failed: {failed[engine.engine_id]}")
         ended_s = time.time()
         self._c.tables.append(
             "publications",
             [
-                {"version": version, "engine_id": engine.engine_id, "burst": entry.burst, "ok": True, "started_s": started_s,
-                 "ended_s": ended_s, "duration_s": ended_s - started_s, "phases": report["phases"]}
+                {
+                    "version": version,
+                    "engine_id": engine.engine_id,
+                    "burst": entry.burst,
+                    "ok": engine.engine_id not in failed,
+                    "detail": failed.get(engine.engine_id, ""),
+                    "started_s": started_s,
+                    "ended_s": ended_s,
+                    "duration_s": ended_s - started_s,
+                    "phases": report["phases"],
+                }
                 for engine in engines
             ],
-        )  # fmt: skip
+        )
         await self._c.apply(ev.Published(version))
-        return {"version": version, "engines": [engine.engine_id for engine in engines], "phases": report["phases"]}
+        return {"version": version, "engines": [engine.engine_id for engine in engines], "failed": failed, "phases": report["phases"]}
 
     async def _nothing_more(self, entry: Entry) -> dict[str, Any]:
         return dict(entry.arguments)

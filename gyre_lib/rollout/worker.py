@@ -17,6 +17,7 @@ from typing import Any
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.coordination.client import CoordinatorClient, find_coordinator
 from gyre_lib.rollout.execution import LaunchOrder, run_execution
+from gyre_lib.rollout.outcomes import outcome_name
 
 HEARTBEAT_S = 2.0
 CLAIM_WAIT_S = 2.0
@@ -61,15 +62,14 @@ class Worker:
         execution_id = order["execution_id"]
         try:
             with tempfile.TemporaryDirectory(prefix="gyre-") as work_dir:
-                result = run_execution(LaunchOrder(**order), Path(work_dir), self._layout.artifacts / execution_id, cancelled)
-            outcome, detail = type(result.outcome).__name__, result.detail
-            artifact_ref = execution_id if result.artifact_ref else ""
+                result = run_execution(LaunchOrder.from_json(order), Path(work_dir), self._layout.artifacts / execution_id, cancelled)
+            outcome, detail, digest = outcome_name(result.outcome), result.detail, result.artifact_digest
         except Exception as error:
             # Whatever goes wrong around an execution is the infrastructure's failure, never the policy's.
             log.exception("execution %s", execution_id)
-            outcome, detail, artifact_ref = "InfrastructureFailed", f"{type(error).__name__}: {error}", ""
+            outcome, detail, digest = "InfrastructureFailed", f"{type(error).__name__}: {error}", ""
         try:
-            self._client.ended(execution_id, outcome, detail, artifact_ref)
+            self._client.ended(execution_id, outcome, detail, execution_id if digest else "", digest)
         finally:
             with self._lock:
                 del self._running[execution_id]
