@@ -11,7 +11,7 @@ from math import inf
 class Execution:
     """A simulated execution. `engine` is None while it is queued and after its harness has ended."""
 
-    __slots__ = ("engine", "ended_s", "evaluation_s", "failed", "group", "launched_s", "name", "stuck", "timed_out", "work_s")
+    __slots__ = ("ended_s", "engine", "evaluation_s", "failed", "group", "launched_s", "name", "stuck", "timed_out", "work_s")
 
     def __init__(self, name: str, group: "object", work_s: float, evaluation_s: float, stuck: bool, failed: bool) -> None:
         self.name = name

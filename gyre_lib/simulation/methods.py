@@ -82,3 +82,10 @@ METHODS_122B = {
     "A3": method("async", 1.5, 1, 16),
 }
 """The paper's ablation (E[d] = 1.5). Chosen here because the text does not give them: the splits of A0 and A1, (phi, mu) of A2, C3's pools."""
+
+METHODS_24T = {
+    "elastic": method("elastic", 0.5, 3, 48),
+    "async": method("async", 1.5, 1, 48, streaming=False),
+    "colocate": method("colocate", 0, 4, 192, streaming=False),
+}
+"""The 2.4T comparison; its (phi, mu) and Async's split are not in the text and are those of the 122B comparison with one training cell."""

@@ -18,12 +18,12 @@ RATIOS_122B = {
 HOURS_122B = {"E0": 16.12, "E2": 16.47}
 
 STATISTICS_122B = {
-    "mean execution, h": 1.93,
-    "mean query, h": 2.96,
-    "queries of 4 h and more": 0.0951,
-    "harness timeouts": 0.0625,
-    "overall timeouts": 0.0087,
-    "slack": 0.2085,
+    "mean execution (h)": 1.93,
+    "mean query (h)": 2.96,
+    "queries >= 4 h": 0.0951,
+    "harness timeout": 0.0625,
+    "overall timeout": 0.0087,
+    "slack in E0": 0.2085,
 }
 """Of E0."""
 
@@ -33,6 +33,6 @@ SPEEDUPS_48 = {"Async": (1.42, 1.53), "Colocate": (1.36, 1.47)}
 ORDERINGS_122B = (("E0", "C2", "C1", "C0"), ("E0", "E1", "A3", "A0", "A2"))
 """From fastest to slowest."""
 
-HOURS_24T = {"elastic": 75.42, "async": 134.55, "colocate": 91.47}
+HOURS_24T = {"elastic (h)": 75.42, "async (h)": 134.55, "colocate (h)": 91.47}
 RATIOS_24T = {"async/elastic": 1.78, "colocate/elastic": 1.21}
-STATISTICS_24T = {"queries of 4 h and more": 0.611, "queries ended by an overall timeout": 0.382}
+STATISTICS_24T = {"queries >= 4 h": 0.611, "of these, overall timeout": 0.382}

@@ -43,11 +43,13 @@ from gyre_lib.simulation.queries import Queries
 from gyre_lib.simulation.trainer import Trainer
 from gyre_lib.simulation.workload import Workload
 
+_FOUR_HOURS_S = 4 * 3600.0
+
 
 class SimulatedGroup:
     """A group on its way through the run."""
 
-    __slots__ = ("first_launch_s", "last_end_s", "name", "open", "order", "query", "settled", "training_work", "valid", "version")
+    __slots__ = ("first_launch_s", "longest", "longest_s", "name", "open", "query", "settled", "training_work", "valid", "version")
 
     def __init__(self, name: str, query: int, version: int, size: int, training_work: float) -> None:
         self.name = name
@@ -58,7 +60,8 @@ class SimulatedGroup:
         self.settled = False
         self.training_work = training_work
         self.first_launch_s = -1.0
-        self.last_end_s = 0.0
+        self.longest_s = 0.0
+        self.longest = ""
 
 
 @dataclass
@@ -70,6 +73,8 @@ class Durations:
     harness_timeouts: int = 0
     overall_timeouts: int = 0
     failures: int = 0
+    queries_of_4_h_timed_out: int = 0
+    """Queries of four hours and more whose longest execution ended at the overall limit."""
 
 
 @dataclass
@@ -260,11 +265,14 @@ class Simulation:
         del self._executions[execution.name]
         group = execution.group
         group.open -= 1
-        group.last_end_s = now
         valid = not execution.failed and execution.timed_out != "overall"
         group.valid += valid
+        duration = now - execution.launched_s
+        if duration > group.longest_s:
+            group.longest_s = duration
+            group.longest = execution.timed_out
         durations = self._durations
-        durations.executions_s.append(now - execution.launched_s)
+        durations.executions_s.append(duration)
         if execution.timed_out == "harness":
             durations.harness_timeouts += 1
         elif execution.timed_out:
@@ -277,7 +285,7 @@ class Simulation:
     def _settle(self, group: SimulatedGroup) -> None:
         group.settled = True
         if group.open == 0:
-            self._durations.queries_s.append(self._now - group.first_launch_s)
+            self._count_query(group)
         if group.valid == 0:
             group.training_work = 0.0
             self._tell(GroupLost(group.name))
@@ -288,6 +296,12 @@ class Simulation:
         self._sequence += 1
         heappush(self._ready, (group.version, self._sequence, group))
         self._feed()
+
+    def _count_query(self, group: SimulatedGroup) -> None:
+        duration = self._now - group.first_launch_s
+        self._durations.queries_s.append(duration)
+        if duration >= _FOUR_HOURS_S and group.longest == "overall":
+            self._durations.queries_of_4_h_timed_out += 1
 
     def _cancel(self, action: CancelExecutions) -> None:
         for name in action.executions:
