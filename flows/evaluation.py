@@ -39,10 +39,10 @@ def evaluate_policy(
     Returns version, mean score, its standard error over executions, number of executions.
     """
     client, config = coordinator_of(run), load_config(layout_of(run).config)
-    tasks = find_tasks(Path(config.rollout.heldout_tasks))
+    tasks = find_tasks(Path(config.rollout.heldout_tasks), config.rollout.task_format)
     version = client.state()["published_version"]
     started_s = time.time()
-    paths = [str(task.path) for task in tasks]
+    paths = [str(task.folder) for task in tasks]
     executions = client.benchmark(f"{label}-v{version}", paths, samples or config.evaluation.heldout_samples)["executions"]
     futures, waiting = [], set(executions)
     while waiting:

@@ -66,7 +66,7 @@ def _describe(config: object) -> None:
         "queue depth": f"{depth} groups = {depth * s.executions_per_group} executions; expected staleness {float(s.phi) + (s.steps_per_burst - 1) / 2:g}",
         "capacity": f"{c.standalone_capacity + c.count * c.capacity} executions with every cell in rollout",
         "cells": f"{c.count} on {c.device}, {c.ranks_per_cell} ranks each",
-        "tasks": f"{len(find_tasks(Path(config.rollout.tasks)))} training, {len(find_tasks(Path(config.rollout.heldout_tasks)))} held out",
+        "tasks": f"{len(find_tasks(Path(config.rollout.tasks), config.rollout.task_format))} training, {len(find_tasks(Path(config.rollout.heldout_tasks), config.rollout.task_format))} held out",
         "model": config.model.path,
     }
     for name, text in lines.items():

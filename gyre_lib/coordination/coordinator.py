@@ -55,7 +55,7 @@ class Coordinator:
     def __init__(self, layout: RunLayout, config: RunConfig, secret: str) -> None:
         self.layout = layout
         self.config = config
-        self.tasks = find_tasks(Path(config.rollout.tasks))
+        self.tasks = find_tasks(Path(config.rollout.tasks), config.rollout.task_format)
         self.settings = SchedulerSettings.from_config(config)
         self.scheduler = Scheduler(self.settings)
         self.journal = Journal(layout.journal, "burst")
@@ -138,7 +138,7 @@ class Coordinator:
             task_path, task_id = replaced.task_path, replaced.task_id
         else:
             task = self._query_order[(int(group_id[1:]) - 1) % len(self._query_order)]
-            task_path, task_id = str(task.path), task.task_id
+            task_path, task_id = str(task.folder), task.task_id
         group = Group(group_id, task_path, task_id, version, keep=self.settings.executions_per_group, dispatched_s=now)
         executions = [Execution(execution_id, group_id, task_path, task_id, version, dispatched_s=now) for execution_id in members]
         if self.buffer.dispatch(group, executions):

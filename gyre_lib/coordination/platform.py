@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from gyre_lib.config.process_log import configure_logging
 from gyre_lib.coordination.services_file import ServiceProcess, Services, read_services_file
 from gyre_lib.engines.launcher import free_port
 
@@ -187,7 +188,7 @@ def stop_platform(runs: Path) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, required=True)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging()
     sys.exit(Platform(parser.parse_args().runs.resolve()).run())
 
 

@@ -46,7 +46,7 @@ def check_config(config: RunConfig) -> None:
     for field, folder in (("rollout.tasks", config.rollout.tasks), ("rollout.heldout_tasks", config.rollout.heldout_tasks)):
         if not Path(folder).is_dir():
             raise InputError(f"{field}: no such folder: {folder}")
-        if not find_tasks(Path(folder)):
+        if not find_tasks(Path(folder), config.rollout.task_format):
             raise InputError(f"{field}: no task in {folder}")
     if not (Path(config.model.path) / "config.json").is_file():
         raise InputError(f"model.path: not a Hugging Face model folder (no config.json): {config.model.path}")

@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from gyre_lib.config.layout import RunLayout
+from gyre_lib.config.process_log import configure_logging
 from gyre_lib.config.run_config import load_config
 from gyre_lib.coordination.command_queue import CellFailed
 from gyre_lib.coordination.coordinator import Coordinator
@@ -300,7 +301,7 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging()
     layout = RunLayout(arguments.run_dir.resolve())
     secret = os.environ["GYRE_CONTROL_SECRET"]
     coordinator = Coordinator(layout, load_config(layout.config), secret)

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from gyre_lib.config.layout import RunLayout
+from gyre_lib.config.process_log import configure_logging
 from gyre_lib.config.run_config import RunConfig, load_config
 from gyre_lib.coordination.client import CoordinatorAddress, CoordinatorClient
 from gyre_lib.coordination.services_file import ServiceProcess, Services
@@ -344,7 +345,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     layout = RunLayout(parser.parse_args().run_dir.resolve())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging()
     sys.exit(Supervisor(layout, load_config(layout.config)).run())
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre_lib.config.layout import RunLayout
+from gyre_lib.config.process_log import configure_logging
 from gyre_lib.coordination.client import CoordinatorClient, find_coordinator
 from gyre_lib.rollout.execution import LaunchOrder, run_execution
 from gyre_lib.rollout.outcomes import outcome_name
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--slots", type=int, required=True)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging()
     # The control secret stays with this process: nothing that it starts inherits it.
     os.environ.pop("GYRE_CONTROL_SECRET", None)
     layout = RunLayout(arguments.run_dir)
