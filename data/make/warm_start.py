@@ -1,0 +1,99 @@
+"""Make the tiny policy: a Qwen3 of about 1.3M parameters, trained on warm-start transcripts. Writes a Hugging Face folder.
+
+    python data/make/warm_start.py [--out data/models/tiny-qwen3] [--steps 1600] [--seed 0]
+
+Loss on the policy's own tokens only, through the same renderer as the proxy. The training kinds and nouns leave out the held-out pairs.
+"""
+
+import argparse
+import math
+import random
+import time
+from pathlib import Path
+
+import torch
+from lookup_tasks import KINDS, NOUNS, draw_task, heldout_pairs
+from make_tokenizer import make_tokenizer
+from rendering import render_prompt, render_transcript, renderer_of
+from transcripts import Habits, draw_transcript
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+
+def new_policy(vocabulary: int, eos: int, pad: int) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=vocabulary,
+            hidden_size=160,
+            intermediate_size=448,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=40,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            eos_token_id=eos,
+            bos_token_id=None,
+            pad_token_id=pad,
+            dtype=torch.float32,
+        )
+    )
+
+
+class TranscriptLoss:
+    """Mean loss of a batch of transcripts. The prompt's constant part is computed once for the whole batch."""
+
+    def __init__(self, model: Qwen3ForCausalLM, renderer, pad: int) -> None:
+        self.model, self.renderer, self.pad = model, renderer, pad
+        one, other = (render_prompt(renderer, [{"role": "user", "content": text}]) for text in ("a", "b"))
+        shared = next(i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y)
+        self.prefix = torch.tensor([one[:shared]])
+
+    def __call__(self, transcripts: list) -> torch.Tensor:
+        shared = self.prefix.shape[1]
+        rows = [render_transcript(self.renderer, messages) for messages in transcripts]
+        width = max(len(ids) for ids, _ in rows) - shared
+        ids = torch.full((len(rows), width), self.pad)
+        targets = torch.full((len(rows), width), -100)
+        for row, (tokens, emitted) in enumerate(rows):
+            tail, mask = tokens[shared:], emitted[shared:]
+            ids[row, : len(tail)] = torch.tensor(tail)
+            targets[row, : len(tail)] = torch.tensor([t if m else -100 for t, m in zip(tail, mask, strict=True)])
+        cache = self.model(self.prefix, use_cache=True).past_key_values
+        cache.batch_repeat_interleave(len(rows))
+        logits = self.model(ids, past_key_values=cache, use_cache=True).logits
+        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=-100)
+
+
+def train(out: Path, steps: int, rows: int, seed: int, habits: Habits, peak: float = 2e-3) -> None:
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    tokenizer = make_tokenizer()
+    model = new_policy(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    loss_of = TranscriptLoss(model, renderer_of(tokenizer), tokenizer.pad_token_id)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.01)
+    allowed = [(kind, noun) for kind in KINDS for noun in NOUNS if (kind, noun) not in heldout_pairs()]
+    started = time.monotonic()
+    for step in range(steps):
+        rate = peak * min(1.0, (step + 1) / 60) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss = loss_of([draw_transcript(draw, draw_task(draw, *draw.choice(allowed)), habits) for _ in range(rows)])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 50 == 0 or step == steps - 1:
+            print(f"step {step} loss {loss.item():.4f} {time.monotonic() - started:.0f} s", flush=True)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    print(f"{out}: {sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("data/models/tiny-qwen3"))
+    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    train(options.out, options.steps, options.rows, options.seed, Habits())

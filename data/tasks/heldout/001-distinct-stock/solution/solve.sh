@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u stock.csv | wc -l > answer.txt

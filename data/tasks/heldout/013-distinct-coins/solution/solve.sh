@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u coins.log | wc -l > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u cups.csv | wc -l > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && grep -c white birds.txt > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u lamps.txt | wc -l > answer.txt

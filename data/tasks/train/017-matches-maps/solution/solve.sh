@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && grep -c blue maps.txt > answer.txt

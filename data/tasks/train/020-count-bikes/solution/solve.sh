@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && wc -l < bikes.log > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && wc -l < bells.txt > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u birds.log | wc -l > answer.txt

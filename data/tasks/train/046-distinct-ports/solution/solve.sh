@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u ports.txt | wc -l > answer.txt

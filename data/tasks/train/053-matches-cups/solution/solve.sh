@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && grep -c white cups.txt > answer.txt

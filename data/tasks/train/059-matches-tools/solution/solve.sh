@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && grep -c pink tools.txt > answer.txt
