@@ -3,6 +3,7 @@
 import base64
 import pickle
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -53,6 +54,10 @@ class EngineControl:
         version = self._get("/model_info").json()["weight_version"]
         return int(version) if str(version).isdigit() else -1
 
+    def life(self) -> str:
+        """Differs between any two starts of engines: the seed that each was given at random."""
+        return str(self._get("/server_info").json()["random_seed"])
+
     def pause(self, mode: Literal["retract", "in_place", "abort"] = "retract") -> None:
         """Stop generating until `resume`. retract: running requests go back to the queue with their tokens, and lose their KV; new ones wait."""
         self._post("/pause_generation", {"mode": mode})
@@ -89,6 +94,11 @@ class EngineControl:
         for bucket, last in weight_buckets(weights):
             self.load_bucket(bucket, version if last else None, tensor_parallel)
         self.end_weight_update()
+
+    def load_folder(self, folder: Path, version: int) -> None:
+        """Replace all weights by those of a model folder that the engine can read, and drop what was cached under the old ones."""
+        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
+        self._post("/update_weights_from_disk", body)
 
     def begin_weight_update(self) -> None:
         """Open the session outside of which SGLang refuses weights."""
