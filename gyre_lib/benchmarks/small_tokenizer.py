@@ -31,7 +31,7 @@ MODULES = (
 )
 
 
-def write_small_model(folder: Path, vocab_size: int = 6000, model_type: str = "qwen3") -> Path:
+def write_small_model(folder: Path, vocab_size: int = 4000, model_type: str = "qwen3") -> Path:
     """Write tokenizer.json and config.json (no weights) into `folder`; returns it. The same every time on one Python version."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
