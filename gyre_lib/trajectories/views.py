@@ -22,6 +22,7 @@ from gyre_lib.config.layout import RunLayout
 from gyre_lib.trajectories.schemas import KEYS, SCHEMAS
 from gyre_lib.trajectories.sealed_segments import SealedStore
 from gyre_lib.trajectories.store import TableSnapshot
+from gyre_lib.trajectories.vocabulary import VOCABULARY, read_vocabulary
 
 VIEWS_FOLDER = Path(__file__).resolve().parents[2] / "data" / "sql"
 _CREATE = re.compile(r"CREATE (VIEW|MACRO) (\w+)\s*(?:\(([^)]*)\))? AS", re.IGNORECASE)
@@ -109,7 +110,7 @@ def open_connection(layout: RunLayout, vocabulary: bool = True) -> duckdb.DuckDB
         _create_table(connection, TableSnapshot(layout, table, store))
     settings = _settings(layout)
     connection.register("config", pa.table({"field": list(settings), "value": list(settings.values())}, _CONFIG))
-    connection.register("vocabulary", read_vocabulary(settings.get("model.path", "")) if vocabulary else _VOCABULARY.empty_table())
+    connection.register("vocabulary", read_vocabulary(settings.get("model.path", "")) if vocabulary else VOCABULARY.empty_table())
     for view in shipped_views().values():
         connection.execute(view.sql)
     connection.execute("SET enable_external_access = false")
@@ -129,21 +130,7 @@ def ask(connection: duckdb.DuckDBPyConnection, sql: str, values: Iterable[Any] =
         raise InputError(" ".join(str(error).split("\n\nLINE")[0].split())) from error
 
 
-def read_vocabulary(model_path: str) -> pa.Table:
-    """token_id and text of a Hugging Face tokenizer folder; empty when there is none."""
-    path = Path(model_path) / "tokenizer.json"
-    if not model_path or not path.exists():
-        return _VOCABULARY.empty_table()
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
-    ids = sorted(tokenizer.get_vocab(with_added_tokens=True).values()) if size else []
-    return pa.table({"token_id": ids, "text": tokenizer.decode_batch([[i] for i in ids], skip_special_tokens=False)}, _VOCABULARY)
-
-
 _CONFIG = pa.schema([("field", pa.string()), ("value", pa.string())])
-_VOCABULARY = pa.schema([("token_id", pa.int32()), ("text", pa.string())])
 
 
 def _create_table(connection: duckdb.DuckDBPyConnection, snapshot: TableSnapshot) -> None:
