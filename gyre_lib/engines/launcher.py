@@ -171,7 +171,7 @@ def start_fork_server(socket_path: Path, log_path: Path, threads: int = 1) -> "s
         )
 
 
-def wait_fork_server(socket_path: Path, process: "subprocess.Popen[bytes]", timeout_s: float = 120.0) -> None:
+def wait_fork_server(socket_path: Path, process: "subprocess.Popen[bytes]", timeout_s: float = 240.0) -> None:
     """Return once the fork server listens. Raises EngineDied when it ends or does not come up in time."""
     deadline = time.monotonic() + timeout_s
     while not answers(socket_path):

@@ -91,11 +91,11 @@ def start_cells(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[]
         processes = []
         for rank in range(n * config.cells.count):
             cell, shard = divmod(rank, n)
+            where = ("--cell", str(cell), "--shard", str(shard))
             with (folder / f"rank-{rank}.log").open("wb") as log:
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "gyre_lib.cells.rank", "--run-dir", str(run.root), "--coordinator", coordinator.url]
-                        + ["--cell", str(cell), "--shard", str(shard)],
+                        [sys.executable, "-m", "gyre_lib.cells.rank", "--run-dir", str(run.root), "--coordinator", coordinator.url, *where],
                         env=os.environ | rendezvous | {"RANK": str(rank), "OMP_NUM_THREADS": "1", "GYRE_CONTROL_SECRET": "secret"},
                         stdout=log,
                         stderr=log,
