@@ -54,7 +54,8 @@ class StreamReport:
     drains: int = 0
     executions: int = 0
     """E, from the closed stream."""
-    positions_of_pauses: list[int] = field(default_factory=list)
+    paused_at: list[tuple[int, int]] = field(default_factory=list)
+    """(micro-steps begun, trained ones still in flight) at each pause; other ranks than the leader also stop briefly in between."""
 
 
 class Stage(Protocol):
@@ -158,7 +159,7 @@ class ContinuousPipeline:
                 if not paused:
                     paused = True
                     self.report.pauses += 1
-                    self.report.positions_of_pauses.append(self.position)
+                    self.report.paused_at.append((self.position, len(self.in_flight)))
                 begun = time.monotonic()
                 time.sleep(POLL_S)
                 self.report.idle_s += time.monotonic() - begun

@@ -77,7 +77,7 @@ class StepMetrics:
         self.add("weight_raw", raw.sum())
         self.add("weight", raw.clamp(max=cap).sum())
         self.add("capped_targets", (raw > cap).sum())
-        self.add("entropy", entropy.double().sum())
+        self.add("entropy", entropy.detach().double().sum())
         self.add("micro_steps", 1)
         current = batch.versions == step
         if current.any():
