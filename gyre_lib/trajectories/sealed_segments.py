@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import yaml
+from fsspec.implementations.local import LocalFileSystem
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.config.layout import RunLayout
@@ -61,6 +62,7 @@ class SealedSegment:
     file: str
     rows: int
     bytes: int
+    sealed_s: float
     replaces: list[str] = field(default_factory=list)
 
     @property
@@ -84,12 +86,13 @@ class SealedStore:
         """`url` None reads the run's configuration. Raises InputError for an unknown or unusable URL."""
         url = storage_url(layout) if url is None else url
         self._layout = layout
-        self._local = not url
         location = f"{url.rstrip('/')}/{layout.run_id}" if url else str(layout.segments.absolute())
         try:
-            self.filesystem, self.root = fsspec.core.url_to_fs(location)
+            self.filesystem, root = fsspec.core.url_to_fs(location)
         except (ValueError, ImportError) as error:
             raise InputError(f"storage.url: {url}: {error}") from error
+        self.root = root.rstrip("/")
+        self._local = isinstance(self.filesystem, LocalFileSystem)
 
     def segments(self, table: str) -> list[SealedSegment]:
         """Segments of a table, in order of name."""
@@ -111,35 +114,44 @@ class SealedStore:
             filesystem=None if self._local else self.filesystem,
         )
 
-    def seal(self, table: str, writer: str, stem: str, rows: pa.Table, replaces: Iterable[str] = ()) -> SealedSegment:
+    def seal(
+        self,
+        table: str,
+        writer: str,
+        stem: str,
+        rows: pa.Table,
+        *,
+        sealed_s: float,
+        replaces: Iterable[str] = (),
+        compression_level: int = 1,
+    ) -> SealedSegment:
         """Write rows as segment `stem` and enter it in the writer's manifest. Durable on return; sealing a stem again replaces it."""
         name = f"{stem}{SUFFIX}"
-        scratch = self._layout.segments / table / f".{stem}.{uuid.uuid4().hex[:8]}.tmp"
-        scratch.parent.mkdir(parents=True, exist_ok=True)
+        scratch = self._scratch(table)
         try:
-            write_parquet(table, rows, scratch)
+            write_parquet(table, rows, scratch, compression_level)
             size = scratch.stat().st_size
             self._move(scratch, f"{self._folder(table)}/{name}")
         finally:
             scratch.unlink(missing_ok=True)
-        segment = SealedSegment(name, rows.num_rows, size, list(replaces))
-        manifest = f"{self._folder(table)}/{writer}{MANIFEST}"
-        others = [entry for entry in self._read_manifest(manifest) if entry.file != name] if self.filesystem.exists(manifest) else []
-        self._write_manifest(table, manifest, [*others, segment])
+        segment = SealedSegment(name, rows.num_rows, size, sealed_s, list(replaces))
+        others = [entry for entry in self.manifest_of(table, writer) if entry.file != name]
+        self._write_manifest(table, f"{self._folder(table)}/{writer}{MANIFEST}", [*others, segment])
         return segment
 
     def manifest_of(self, table: str, writer: str) -> list[SealedSegment]:
         """What one writer has sealed."""
-        path = f"{self._folder(table)}/{writer}{MANIFEST}"
-        self.filesystem.invalidate_cache(self._folder(table))
-        return self._read_manifest(path) if self.filesystem.exists(path) else []
+        try:
+            return self._read_manifest(f"{self._folder(table)}/{writer}{MANIFEST}")
+        except FileNotFoundError:
+            return []
 
-    def remove(self, table: str, files: Iterable[str]) -> None:
-        """Delete files that no reader needs any more (replaced long enough ago)."""
-        for name in files:
-            path = f"{self._folder(table)}/{name}"
-            if self.filesystem.exists(path):
-                self.filesystem.rm_file(path)
+    def remove(self, table: str, files: Iterable[str]) -> int:
+        """Delete files that no reader needs any more (replaced long enough ago); returns how many there were."""
+        present = [path for name in files if self.filesystem.exists(path := f"{self._folder(table)}/{name}")]
+        for path in present:
+            self.filesystem.rm_file(path)
+        return len(present)
 
     def _folder(self, table: str) -> str:
         return f"{self.root}/{table}"
@@ -152,12 +164,18 @@ class SealedStore:
 
     def _write_manifest(self, table: str, path: str, segments: list[SealedSegment]) -> None:
         content = {"schema_version": SCHEMA_VERSION, "table": table, "segments": [asdict(segment) for segment in segments]}
-        scratch = self._layout.segments / table / f".manifest.{uuid.uuid4().hex[:8]}.tmp"
+        scratch = self._scratch(table)
         scratch.write_text(json.dumps(content, indent=1))
         try:
             self._move(scratch, path)
         finally:
             scratch.unlink(missing_ok=True)
+
+    def _scratch(self, table: str) -> Path:
+        """A file that nobody reads: beside its later place on a file system (where a rename is atomic), else in the run's folder."""
+        folder = Path(self._folder(table)) if self._local else self._layout.segments / table
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f".{uuid.uuid4().hex}.tmp"
 
     def _move(self, scratch: Path, path: str) -> None:
         if not self._local:
@@ -176,6 +194,11 @@ def write_parquet(table: str, rows: pa.Table, path: Path, compression_level: int
         rows = rows.combine_chunks().sort_by([("execution_id", "ascending"), ("sequence", "ascending")])
         options = _REQUEST_OPTIONS
     pq.write_table(rows, path, row_group_size=ROWS_PER_GROUP, compression="zstd", compression_level=compression_level, **options)
+
+
+def replaced_stems(segments: Iterable[SealedSegment]) -> set[str]:
+    """Stems of the segments whose rows compacted ones hold."""
+    return {name.removesuffix(SUFFIX) for segment in segments for name in segment.replaces}
 
 
 def upgrade(table: str, rows: pa.Table) -> pa.Table:

@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -21,12 +22,13 @@ import pyarrow as pa
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.config.layout import RunLayout
-from gyre_lib.trajectories import open_segments
+from gyre_lib.trajectories import compaction, open_segments
 from gyre_lib.trajectories.open_segments import cut_torn_tail, read_open_segment
 from gyre_lib.trajectories.schemas import SCHEMAS
 from gyre_lib.trajectories.sealed_segments import SealedStore, sync_folder, upgrade
 
 Row = dict[str, Any]
+_WRITER_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 logger = logging.getLogger(__name__)
 
 
@@ -58,6 +60,8 @@ class SegmentWriter:
         """`url` None: where the run's configuration says. Raises InputError for an unknown table or a writer name in use."""
         if table not in SCHEMAS:
             raise InputError(f"table {table}: no such table; there are {', '.join(SCHEMAS)}")
+        if not _WRITER_NAME.fullmatch(writer) or writer == compaction.WRITER:
+            raise InputError(f"writer {writer}: lower case, digits and dashes, and not {compaction.WRITER}")
         self.table, self.writer = table, writer
         self.torn_tails: list[TornTail] = []
         self._layout = layout
@@ -228,7 +232,7 @@ class SegmentWriter:
         try:
             segment = read_open_segment(path)
             if segment.batches:
-                self._store.seal(self.table, self.writer, path.stem, upgrade(self.table, segment.table()))
+                self._store.seal(self.table, self.writer, path.stem, upgrade(self.table, segment.table()), sealed_s=time.time())
             path.unlink()
         except Exception:
             logger.exception("%s: could not be sealed; its rows stay readable as they are", path)

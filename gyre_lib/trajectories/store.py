@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.trajectories.open_segments import OpenSegment, list_open_segments, read_open_segment
 from gyre_lib.trajectories.schemas import SCHEMAS
-from gyre_lib.trajectories.sealed_segments import SealedSegment, SealedStore, upgrade
+from gyre_lib.trajectories.sealed_segments import SealedSegment, SealedStore, replaced_stems, upgrade
 from gyre_lib.trajectories.segments import Row
 from gyre_lib.trajectories.tito_record import RequestRecord, VersionSpan
 
@@ -21,24 +21,20 @@ class TableSnapshot:
     """The segments that one table had at one moment.
 
     Open segments are read before the manifests: a segment that is sealed in between is then found in one of the two, never in neither,
-    and one found in both counts once.
+    and one found in both counts once. When it was even compacted in between, the snapshot is taken again.
     """
 
     def __init__(self, layout: RunLayout, table: str, store: SealedStore | None = None) -> None:
         """Raises InputError for files of a newer schema version."""
         self.table = table
-        self.open: list[OpenSegment] = []
-        for path in list_open_segments(layout.segments / table):
-            try:
-                segment = read_open_segment(path)
-            except FileNotFoundError:
-                continue  # sealed since it was listed: its manifest names it
-            if segment.schema is not None:
-                self.open.append(segment)
-        store = store or SealedStore(layout)
-        read = {segment.path.stem for segment in self.open}
-        self.sealed: list[SealedSegment] = [segment for segment in store.segments(table) if segment.stem not in read]
-        self._store = store
+        self._store = store or SealedStore(layout)
+        while True:
+            self.open = [segment for path in list_open_segments(layout.segments / table) if (segment := _read_if_there(path)) is not None]
+            read = {segment.path.stem for segment in self.open}
+            sealed = self._store.segments(table)
+            if not read & replaced_stems(sealed):
+                break
+        self.sealed: list[SealedSegment] = [segment for segment in sealed if segment.stem not in read]
 
     def open_rows(self) -> pa.Table:
         """Rows of the open segments, in memory."""
@@ -58,6 +54,15 @@ class TableSnapshot:
         return pa.concat_tables([part.cast(SCHEMAS[self.table]) for part in parts])
 
 
+def _read_if_there(path: Path) -> OpenSegment | None:
+    """None when it has no whole schema yet, or was sealed since it was listed (its manifest names it then)."""
+    try:
+        segment = read_open_segment(path)
+    except FileNotFoundError:
+        return None
+    return segment if segment.schema is not None else None
+
+
 def read_table(layout: RunLayout, table: str, filter: pc.Expression | None = None) -> pa.Table:
     """Every recorded row of a table that passes the filter (superseded rows too), with today's schema."""
     return TableSnapshot(layout, table).rows(filter)
@@ -69,8 +74,75 @@ def read_execution(layout: RunLayout, execution_id: str) -> list[RequestRecord]:
 
 
 def read_execution_rows(layout: RunLayout, execution_id: str) -> pa.Table:
-    """The same as rows of table `requests`, whose token lists stay in Arrow."""
-    return read_table(layout, "requests", pc.field("execution_id") == execution_id).sort_by("sequence")
+    """The same as rows of table `requests`, whose token lists stay in Arrow. Who reads many executions keeps an ExecutionReader."""
+    return ExecutionReader(layout).rows(execution_id)
+
+
+class ExecutionReader:
+    """Reads executions of a live run again and again at the cost of what is new: remembers open segments and where they ended."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        self._folder = layout.segments / "requests"
+        self._store = SealedStore(layout)
+        self._tails: dict[str, _Tail] = {}
+        self._sealed: dict[str, SealedSegment] = {}
+        self._dataset: ds.Dataset | None = None
+
+    def rows(self, execution_id: str) -> pa.Table:
+        """Rows of table `requests` of one execution, by sequence."""
+        self._refresh()
+        parts = [SCHEMAS["requests"].empty_table()]
+        if self._dataset is not None:
+            parts.append(self._dataset.to_table(filter=pc.field("execution_id") == execution_id))
+        parts.extend(tail.rows(execution_id) for tail in self._tails.values())
+        return pa.concat_tables(parts).sort_by("sequence")
+
+    def records(self, execution_id: str) -> list[RequestRecord]:
+        """The same as records."""
+        return [row_to_record(row) for row in self.rows(execution_id).to_pylist()]
+
+    def _refresh(self) -> None:
+        while True:
+            tails = {}
+            for path in list_open_segments(self._folder):
+                tail = self._tails.get(path.stem) or _Tail()
+                if tail.read(path):
+                    tails[path.stem] = tail
+            segments = self._store.segments("requests")
+            if not tails.keys() & replaced_stems(segments):
+                break
+        sealed = {segment.file: segment for segment in segments if segment.stem not in tails}
+        if sealed != self._sealed:
+            self._dataset = self._store.dataset("requests", list(sealed.values())) if sealed else None
+        self._tails, self._sealed = tails, sealed
+
+
+class _Tail:
+    """What has been read of one open segment, by execution."""
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._schema: pa.Schema | None = None
+        self._batches: dict[str, list[pa.RecordBatch]] = {}
+
+    def read(self, path: Path) -> bool:
+        """Read on; False when the segment is gone."""
+        try:
+            segment = read_open_segment(path, self._end, self._schema)
+        except FileNotFoundError:
+            return False
+        self._end, self._schema = segment.good_bytes, segment.schema
+        for batch in segment.batches:
+            for execution_id in dict.fromkeys(batch.column("execution_id").to_pylist()):
+                self._batches.setdefault(execution_id, []).append(batch)
+        return True
+
+    def rows(self, execution_id: str) -> pa.Table:
+        batches = self._batches.get(execution_id)
+        if not batches or self._schema is None:
+            return SCHEMAS["requests"].empty_table()
+        rows = upgrade("requests", pa.Table.from_batches(batches, self._schema))
+        return rows.filter(pc.field("execution_id") == execution_id) if rows.num_rows > len(batches) else rows
 
 
 def record_to_row(record: RequestRecord) -> Row:

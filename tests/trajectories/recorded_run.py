@@ -25,11 +25,11 @@ training: {max_trajectories: 2}
 """
 
 
-def write_recorded_run(folder: Path, close: bool = True) -> RunLayout:
+def write_recorded_run(folder: Path, close: bool = True, url: str = "") -> RunLayout:
     """Write it under `folder/tiny`. With `close` everything is sealed, else the last rows of each table stay in open segments."""
     layout = RunLayout(folder / "tiny")
     layout.root.mkdir(parents=True)
-    layout.config.write_text(CONFIG)
+    layout.config.write_text(CONFIG + (f"storage: {{url: '{url}'}}\n" if url else ""))
     with ExitStack() as stack:
         writers = {table: SegmentWriter(layout, table, "proxy-0" if table == "requests" else "coordinator") for table in SCHEMAS}
         for table, rows in _rows().items():
