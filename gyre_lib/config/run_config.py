@@ -48,6 +48,12 @@ class SchedulingConfig(Section):
     supply_hold_s: float = Field(
         60.0, ge=0, title="Supply hold (tau), s", description="How long that supply must have held without a break, in seconds."
     )
+    join_headroom: float = Field(
+        1.0, ge=1, title="Join headroom", description="A cell joins only if the rest has room for this many times what is outstanding."
+    )
+    spread_reroutes: bool = Field(
+        False, title="Spread rerouted executions", description="To the least loaded engines, instead of filling the longest-lived first."
+    )
     streaming: bool = Field(
         True, title="Streaming", description="Start a step on the first ready group instead of waiting for the whole batch."
     )

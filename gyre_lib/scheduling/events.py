@@ -151,10 +151,14 @@ class OpenBatch:
 
 @dataclass(frozen=True, slots=True)
 class ToTraining:
-    """Move a cell to training. Destinations of its executions, best first: -1 the standalone pool, else cells in descending order."""
+    """Move a cell to training. Destinations of its executions, best first: -1 the standalone pool, else cells in descending order.
+
+    With `spread` they go to whichever destination is least loaded, instead of filling the first before the second.
+    """
 
     cell: int
     destinations: tuple[int, ...]
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)

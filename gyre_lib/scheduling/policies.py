@@ -32,7 +32,11 @@ class Policy(Protocol):
 
 
 class Elastic:
-    """Cells join one by one as the water level falls (the paper's policy)."""
+    """Cells join one by one as the water level falls: the paper's policy at a headroom of 100 %.
+
+    More headroom lets cells join later, when the rest has room to spare, so that the executions left behind share their engines with fewer
+    others; training then catches up in the tail of the burst, where engines are worth little to rollout.
+    """
 
     always_training = 0
     whole_pool = False
@@ -45,7 +49,7 @@ class Elastic:
         self._needed = settings.supply_groups if settings.streaming else settings.groups_per_batch
 
     def may_join(self, scheduler: "Scheduler", cell: int) -> bool:
-        return scheduler.level.covered_by(scheduler.capacity_without(cell))
+        return 100 * scheduler.capacity_without(cell) >= self._settings.join_headroom_percent * scheduler.level.level
 
     def supply_sufficient(self, scheduler: "Scheduler") -> bool:
         if scheduler.prefix == 0 or not self._streaming:

@@ -253,7 +253,7 @@ class Scheduler:
             if role == TO_ROLLOUT:
                 actions.append(ToRollout(cell))
             elif role == TO_TRAINING:
-                actions.append(ToTraining(cell, self._destinations()))
+                actions.append(self._to_training(cell))
         if self.phase == BATCH:
             actions.append(OpenBatch(self.version))
         if self.phase == UPDATE and self._update is not None:
@@ -545,9 +545,10 @@ class Scheduler:
         serving = sum(self._serves(cell) for cell in range(self.settings.cells))
         self.capacity = self.standalone_capacity + serving * self.settings.cell_capacity
 
-    def _destinations(self) -> tuple[int, ...]:
+    def _to_training(self, cell: int) -> ToTraining:
         cells = tuple(cell for cell in range(self.settings.cells - 1, -1, -1) if self._serves(cell))
-        return ((STANDALONE, *cells)) if self.standalone_capacity else cells
+        destinations = (STANDALONE, *cells) if self.standalone_capacity else cells
+        return ToTraining(cell, destinations, self.settings.spread_reroutes)
 
     def _training_leaves_room(self) -> bool:
         fixed_pools = self.policy.always_training > 0
@@ -592,4 +593,4 @@ class Scheduler:
         self.pool_out = policy.whole_pool
         self._supply.reset()
         self._count_capacity()
-        actions.append(ToTraining(cell, self._destinations()))
+        actions.append(self._to_training(cell))

@@ -45,6 +45,10 @@ class SchedulerSettings:
     """ceil(rho_min * B): ready groups that must be there before a cell joins training."""
     supply_hold_s: float = 60.0
     """tau."""
+    join_headroom_percent: int = 100
+    """A cell joins only if the capacity left is at least this share of w; above 100 the executions left behind run faster (elastic)."""
+    spread_reroutes: bool = False
+    """Executions of a leaving cell go to the least loaded engines, not to the longest-lived first (elastic)."""
     bursts: int = 1
     lost_groups: str = "placeholder"
     """`placeholder`: a lost group is consumed empty; `requeue`: its query runs again as a new group (at most `requeue_limit` times)."""
@@ -69,6 +73,7 @@ class SchedulerSettings:
         at_least = {
             "cells": 1, "cell_capacity": 0, "standalone_capacity": 0, "training_cells": 1, "groups_per_batch": 1, "executions_per_group": 1,
             "oversampling": 0, "steps_per_burst": 1, "extra_groups": 0, "supply_groups": 1, "bursts": 1, "requeue_limit": 0,
+            "join_headroom_percent": 100,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -138,6 +143,8 @@ class SchedulerSettings:
             extra_groups=extra_groups(s.phi, s.groups_per_batch),
             supply_groups=supply_groups(s.supply_fraction, s.groups_per_batch),
             supply_hold_s=s.supply_hold_s,
+            join_headroom_percent=round(100 * s.join_headroom),
+            spread_reroutes=s.spread_reroutes,
             bursts=s.bursts,
             lost_groups=s.lost_groups,
         )

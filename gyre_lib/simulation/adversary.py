@@ -319,7 +319,7 @@ class AdversarialWorld:
                     raise Broken(f"batch {step} opened at step {self._steps}")
                 self._batch = step
                 self._reset_supply()
-            case ToTraining(cell, destinations):
+            case ToTraining(cell, destinations, _):
                 self._leave(cell, destinations)
             case ToRollout(cell):
                 if self._roles[cell] != "training":
@@ -379,7 +379,7 @@ class AdversarialWorld:
         if s.policy == "async":
             return
         level = self._dispatched - self._ended
-        if level > self._capacity() and not pool_was_out:
+        if level * s.join_headroom_percent > 100 * self._capacity() and not pool_was_out:
             raise Broken(f"cell {cell} leaves although w = {level} > C = {self._capacity()}")
         if self._queued and not pool_was_out:
             raise Broken(f"queue not empty after cell {cell} left")
@@ -470,6 +470,8 @@ def random_settings(rng: random.Random) -> SchedulerSettings:
         extra_groups=rng.randint(0, 2 * batch),
         supply_groups=rng.randint(1, batch),
         supply_hold_s=rng.choice((0.0, 60.0)),
+        join_headroom_percent=100 if policy == "colocate" else rng.choice((100, 100, 130)),
+        spread_reroutes=rng.random() < 0.3,
         bursts=rng.randint(1, 5),
         lost_groups=rng.choice(("placeholder", "requeue")),
     )

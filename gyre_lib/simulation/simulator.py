@@ -327,22 +327,22 @@ class Simulation:
             for other in range(self.settings.cells):
                 self._serving[other] = False
         self._role(cell, "to_training")
-        self._reroute(cell, action.destinations)
+        self._reroute(cell, action)
         self._joins += 1
         self._after(self.workload.cluster.to_training_s, self._cell_in_training, cell)
 
-    def _reroute(self, cell: int, destinations: tuple[int, ...]) -> None:
+    def _reroute(self, cell: int, action: ToTraining) -> None:
+        """Fill the destinations in order, or by load where the action says so (or nothing has room, after a loss)."""
         engines = self._engines
         moving = deque(engines.drain(cell, self._now))
-        for destination in destinations:
-            engine = self._standalone if destination == STANDALONE else destination
+        destinations = [self._standalone if d == STANDALONE else d for d in action.destinations]
+        for engine in () if action.spread else destinations:
             while moving and engines.load[engine] < engines.capacities[engine]:
                 left_s, execution = moving.popleft()
                 engines.add(engine, execution, left_s + self.workload.engine.reroute_s, self._now)
-        while moving:
-            left_s, execution = moving.popleft()
-            engine = min((e for e, serves in enumerate(self._serving) if serves), key=lambda e: engines.load[e] / engines.capacities[e])
-            engines.add(engine, execution, left_s, self._now)
+        for left_s, execution in moving:
+            engine = min(destinations, key=lambda e: engines.load[e] / engines.capacities[e])
+            engines.add(engine, execution, left_s + self.workload.engine.reroute_s, self._now)
 
     def _cell_in_training(self, cell: int) -> None:
         self._role(cell, "training")
