@@ -13,20 +13,20 @@ def best_fit_decreasing(sizes: Sequence[int], capacity: int, room: Sequence[int]
     `room[b]` is the free space of bins that exist already: the result's first len(room) bins list what is added to them.
     """
     bins: list[list[int]] = [[] for _ in room]
-    free = sorted((space, number) for number, space in enumerate(room))
+    most = len(room) + len(sizes) + 1
+    # Free space and number of an open bin as one integer: the time goes into comparing them.
+    free = sorted(space * most + number for number, space in enumerate(room))
     for item in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
         size = sizes[item]
-        place = bisect_left(free, (size, -1))
+        place = bisect_left(free, size * most)
         if place < len(free):
-            space, number = free.pop(place)
-            bins[number].append(item)
-            space -= size
+            left = free.pop(place) - size * most
+            bins[left % most].append(item)
         else:
-            number = len(bins)
+            left = (capacity - size) * most + len(bins)
             bins.append([item])
-            space = capacity - size
-        if space > 0:
-            insort(free, (space, number))
+        if left >= most:
+            insort(free, left)
     return bins
 
 

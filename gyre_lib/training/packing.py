@@ -288,24 +288,26 @@ class PackingBuffer:
         return self._train.tokens + self._score.tokens + spread + sum(micro_step.tokens for micro_step in self._queue)
 
     def _fill_queue(self) -> None:
-        """Queue at least one micro-step if there is one to give. Scores go first: training rows wait for them."""
-        ranks, whole = self.settings.data_parallel, self.settings.row_tokens * self.settings.data_parallel
+        """Queue at least one micro-step if there is one to give: from the fuller pool, as it packs better, or, once the batch is closed,
+        scores first, as training rows wait for them."""
+        whole = self.settings.row_tokens * self.settings.data_parallel
         enough = math.ceil(whole * self.settings.starved_fill) if self.want_group() else 1
-        if self._score.items and self._score.tokens >= enough:
-            self._queue_bins("score", self._score.take(ranks))
+        if self._score.tokens >= enough and (self.closed or self._score.tokens >= self._train.tokens):
+            self._queue_bins("score", self._score.take(self.settings.data_parallel))
         elif self._spread:
-            bins = self._spread.popleft()
-            room = tuple(max(0, self.settings.row_tokens - sum(len(placed.row.token_ids) for placed in rows)) for rows in bins)
-            added = self._train.take(ranks - len(bins), room)
-            own = [PoolItem(tuple(rows), 0) for rows in bins]
-            self._queue_bins("train", [[own[number], *items] if number < len(own) else items for number, items in enumerate(added)])
-        elif self._train.items and self._train.tokens >= enough:
-            if self.closed and not self._scoring:
-                bins = self._train.take_all()
-                for start in range(0, len(bins), ranks):
-                    self._queue_bins("train", bins[start : start + ranks])
-            else:
-                self._queue_bins("train", self._train.take(ranks))
+            self._queue_spread(self._spread.popleft())
+        elif self._train.tokens >= enough:
+            bins = self._train.take_all() if self.closed and not self._scoring else self._train.take(self.settings.data_parallel)
+            for start in range(0, len(bins), self.settings.data_parallel):
+                self._queue_bins("train", bins[start : start + self.settings.data_parallel])
+
+    def _queue_spread(self, bins: list[list[PlacedRow]]) -> None:
+        """A micro-step for an execution that needs several of its microbatches, their free space and the others filled from the pool."""
+        room = tuple(max(0, self.settings.row_tokens - sum(len(placed.row.token_ids) for placed in rows)) for rows in bins)
+        filled = self._train.take(self.settings.data_parallel - len(bins), room)
+        for rows, items in zip(bins, filled, strict=False):
+            items.append(PoolItem(tuple(rows), 0))
+        self._queue_bins("train", filled)
 
     def _queue_bins(self, kind: str, bins: list[list[PoolItem]]) -> None:
         microbatches = [tuple(placed for item in items for placed in item.rows) for items in bins]
