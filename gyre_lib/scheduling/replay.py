@@ -19,13 +19,16 @@ class ReplayError(RuntimeError):
 
 
 def journal_lines(folder: Path) -> Iterator[str]:
-    """The lines of all `burst-*.jsonl` files of a journal folder, in order. Raises InputError where there is none."""
+    """The lines of all `burst-*.jsonl` files of a journal folder, in order. Raises InputError where there is none.
+
+    A torn last line (its writer died, or is writing now) is left out.
+    """
     files = sorted(folder.glob("burst-*.jsonl"))
     if not files:
         raise InputError(f"{folder}: no burst-*.jsonl journal here")
     for file in files:
         with file.open() as lines:
-            yield from lines
+            yield from (line for line in lines if line.endswith("\n"))
 
 
 def replay(lines: Iterable[str]) -> Scheduler:

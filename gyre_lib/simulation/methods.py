@@ -63,9 +63,16 @@ class Method:
         )
 
 
-def method(policy: str, phi: str | float, mu: int, nodes: int, streaming: bool = True, **options: Any) -> Method:
+def method(policy: str, phi: Fraction | float, mu: int, nodes: int, streaming: bool = True, **options: Any) -> Method:
     """A Method with phi as written (0.5 is 1/2)."""
-    return Method(policy=policy, phi=Fraction(str(phi)), mu=mu, nodes=nodes, streaming=streaming, options=tuple(sorted(options.items())))
+    return Method(
+        policy=policy,
+        phi=phi if isinstance(phi, Fraction) else Fraction(str(phi)),
+        mu=mu,
+        nodes=nodes,
+        streaming=streaming,
+        options=tuple(sorted(options.items())),
+    )
 
 
 METHODS_122B = {
