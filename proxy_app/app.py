@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-MAX_BODY_BYTES = 64 * 2**20
+MAX_BODY_BYTES = 32 * 2**20
 BODY_IDLE_S = 30.0
 """Longest silence while a request's body comes in."""
 SEND_IDLE_S = 300.0
@@ -88,6 +88,8 @@ class HarnessApp:
         _only(method, "POST")
         route = await self._authenticate(headers)
         body = _loads(await _read_body(headers, receive))
+        if route.execution_id not in self._table.executions:
+            raise ApiError(calls.ENDED, "this execution has ended")
         self._counters.requests += 1
         execution = await self._turns.execution(route.execution_id)
         call, state = read_call(api, body, headers, execution)

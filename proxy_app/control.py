@@ -64,7 +64,7 @@ def control_app(table: RoutingTable, turns: Turns, counters: Counters, secret: s
         except (KeyError, TypeError, ValueError) as error:
             raise HTTPException(422, str(error)) from error
         for execution_id in closed:
-            await turns.close(execution_id)
+            await turns.drop(execution_id)
         return {"version": table.version}
 
     @app.get("/control/inflight")

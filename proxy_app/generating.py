@@ -152,9 +152,8 @@ class Generator:
                     default_version=engine.weight_version,
                 )
             )
-            moved = asyncio.ensure_future(attempt.moved.wait())
             try:
-                await asyncio.wait((work, moved), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((work, attempt.moved), return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
                     await generation.abort(self._session, engine.url, attempt.rid)
                     await asyncio.wait((work,), timeout=ABORT_GRACE_S)
@@ -162,7 +161,6 @@ class Generator:
                     return None
                 return work.result()
             finally:
-                moved.cancel()
                 work.cancel()
         finally:
             self._table.end(attempt)

@@ -73,8 +73,10 @@ class Rendering:
         if name in TYPED:
             self.tokenizer: Any = TextTokenizer(tokenizer_file)
             self._renderer: Any = create_renderer(self.tokenizer, TYPED[name]())
+            self._reader: Any = create_renderer(TextTokenizer(tokenizer_file, control_tokens=True), TYPED[name]())
         elif name == "default":
             self.tokenizer, self._renderer = _default_renderer(model_dir)
+            self._reader = self._renderer
             logger.warning(
                 "%s: no typed renderer for model_type %s; its template cannot be bridged: every turn is rendered in full and"
                 " becomes a new root where it does not extend the old one exactly",
@@ -85,7 +87,10 @@ class Rendering:
             raise InputError(f"model.renderer: no renderer {renderer}; there are auto, {', '.join(TYPED)}")
         self.name = name
         self.bridges = name in TYPED
-        self.vocab_size = int(config.get("vocab_size") or getattr(self.tokenizer, "vocab_size", 0) or len(self.tokenizer))
+        size = len(self.tokenizer) if name == "default" else self.tokenizer.vocab_size
+        self.vocab_size = int(config.get("vocab_size") or size)
+        if size > self.vocab_size:
+            raise InputError(f"{tokenizer_file}: {size} tokens, but config.json says vocab_size {self.vocab_size}")
         self.stop_token_ids: list[int] = list(self._renderer.get_stop_token_ids())
         self._stop = frozenset(self.stop_token_ids)
         self._close_id = self.stop_token_ids[0]
@@ -94,6 +99,8 @@ class Rendering:
             closed = self._renderer.render_ids(dummy)
             self._dummy, self._dummy_ids = dummy, closed
             self.generation_prompt = list(self._renderer.render_ids(dummy, add_generation_prompt=True)[len(closed) :])
+            self._stub = [*closed, *self.generation_prompt, self._close_id]
+            self._dummy_follows = len(self._after_closed_turn(dummy))
             last = max(index for index, token in enumerate(closed) if token in self._stop)
             self._separator = list(closed[last + 1 :])
 
@@ -118,18 +125,26 @@ class Rendering:
         new = [part for message in messages for part in template_messages(message)]
         if not new:
             raise RenderingRefused("messages: the conversation must end with a user or tool message")
-        before = len(tail) + len(output_ids)
-        bridged = self._renderer.bridge_to_next_turn(tail, output_ids, new)
-        if bridged is not None:
-            ids = bridged.token_ids
-            if ids[len(tail) : before] == output_ids and ids[: len(tail)] == tail:
-                return list(ids[before:])
-        close = [] if output_ids and output_ids[-1] in self._stop else [self._close_id]
-        stub = [self._close_id]
-        bridged = self._renderer.bridge_to_next_turn(tail, stub, new)
-        if bridged is None or bridged.token_ids[: len(tail) + 1] != tail + stub:
+        return self._close(tail, output_ids) + self._after_closed_turn(new)
+
+    def _after_closed_turn(self, new: list[dict[str, Any]]) -> list[int]:
+        """What follows a closed turn depends on the new messages only, so any closed turn stands for the real one."""
+        bridged = self._renderer.bridge_to_next_turn(self._stub[:-1], self._stub[-1:], new)
+        if bridged is None or bridged.token_ids[: len(self._stub)] != self._stub:
             raise RenderingRefused("messages: the template cannot continue this conversation")
-        return close + list(bridged.token_ids[len(tail) + 1 :])
+        return list(bridged.token_ids[len(self._stub) :])
+
+    def _close(self, tail: list[int], output_ids: list[int]) -> list[int]:
+        """Ids that end a turn that was cut: the end of its thinking if that is open, and the end of turn."""
+        if output_ids and output_ids[-1] in self._stop:
+            return []
+        before = len(tail) + len(output_ids)
+        bridged = self._reader.bridge_to_next_turn(tail, output_ids, self._dummy)
+        if bridged is not None and bridged.token_ids[:before] == tail + output_ids:
+            closing = list(bridged.token_ids[before : len(bridged.token_ids) - self._dummy_follows])
+            if closing and closing[-1] in self._stop:
+                return closing
+        return [self._close_id]
 
     def quoted(self, reply: Reply) -> list[int]:
         """Ids of an assistant turn that stands in a prompt as plain history, from its opening to its end of turn (no separator)."""
@@ -155,10 +170,9 @@ class Rendering:
         length = len(self.generation_prompt)
         return ids[:-length] if length and ids[-length:] == self.generation_prompt else ids
 
-    def closed(self, output_ids: list[int]) -> list[int]:
+    def closed(self, tail: list[int], output_ids: list[int]) -> list[int]:
         """Ids to append after a turn when another assistant turn follows it: its end if it was cut, and the separator."""
-        close = [] if output_ids and output_ids[-1] in self._stop else [self._close_id]
-        return close + self._separator
+        return self._close(tail, output_ids) + self._separator
 
     def full(self, system: str, tools: tuple[ToolSpec, ...], messages: list[Supplied | Reply]) -> list[int]:
         """The whole prompt at once, for renderers that cannot bridge."""
@@ -191,7 +205,7 @@ class Rendering:
     def parse(self, tail: list[int], output_ids: list[int], tools: tuple[ToolSpec, ...]) -> ParsedTurn:
         """Read a sampled turn. Never raises for what a model wrote; what is no valid call becomes text."""
         specs = [tool.as_template() for tool in tools] or None
-        parsed = self._renderer.parse_response(output_ids, tools=specs, prompt_ids=tail[-PARSE_TAIL_TOKENS:])
+        parsed = self._reader.parse_response(output_ids, tools=specs, prompt_ids=tail[-PARSE_TAIL_TOKENS:])
         calls: list[ParsedCall] = []
         statuses: list[str] = []
         text = parsed.content or ""

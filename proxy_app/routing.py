@@ -40,8 +40,8 @@ class Attempt:
     rid: str
     fallback: bool = False
     """Its own engine had failed: it may stay where it is while that engine serves."""
-    moved: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the table took the engine away from it."""
+    moved: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done when the table took the engine away from it."""
 
 
 class UnknownToken(Exception):
@@ -102,8 +102,8 @@ class RoutingTable:
             self.close(name)
         self.version, self.pushes = version, self.pushes + 1
         for attempt in self.attempts:
-            if not self._keeps(attempt):
-                attempt.moved.set()
+            if not self._keeps(attempt) and not attempt.moved.done():
+                attempt.moved.set_result(None)
         self._changed.set()
         self._changed = asyncio.Event()
         return closed

@@ -91,8 +91,8 @@ class Execution:
     flights: dict[str, Flight] = field(default_factory=dict)
     payloads: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     """Name and arguments of each call that we issued, by call id."""
-    task_texts: dict[str, str] = field(default_factory=dict)
-    """Long text arguments of issued calls, with the agent that gave them: a root that begins with one is a sub-agent's."""
+    task_texts: dict[bytes, str] = field(default_factory=dict)
+    """Digests of long text arguments of issued calls, with the agent that gave them: a root that begins with one is a sub-agent's."""
     agents_by_head: dict[bytes, tuple[str, str]] = field(default_factory=dict)
     """(agent, parent agent) of roots without an agent header, by their first prompt key."""
     parent_agents: dict[str, str] = field(default_factory=dict)

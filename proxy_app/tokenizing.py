@@ -30,14 +30,15 @@ SELF_CHECK = (
 class TextTokenizer:
     """What `renderers` needs of a tokenizer (no offsets, no `transformers`)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, control_tokens: bool = False) -> None:
+        """With `control_tokens`, text like `<|im_start|>` becomes the token: for reading sampled turns, never for what others wrote."""
         self._tokenizer = Tokenizer.from_file(str(path))
-        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.encode_special_tokens = not control_tokens
         self.name_or_path = str(path.parent)
         self.unk_token_id = None
         self.eos_token_id = self._tokenizer.token_to_id("<|im_end|>")
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self._words = _Words.of(self._tokenizer)
+        self._words = None if control_tokens else _Words.of(self._tokenizer)
         if self._words is not None and any(self._words.encode(text) != self._slow(text) for text in SELF_CHECK):
             logger.warning("%s: the short way of tokenising disagrees with the library and is not used", path)
             self._words = None

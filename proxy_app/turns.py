@@ -75,7 +75,14 @@ class Turns:
 
     async def close(self, execution_id: str) -> dict[str, int]:
         """End an execution: its open calls are cancelled, what is recorded is durable. Returns what it used."""
-        found = await self.execution(execution_id)
+        await self.execution(execution_id)
+        return await self.drop(execution_id)
+
+    async def drop(self, execution_id: str) -> dict[str, int]:
+        """The same for what this process holds of an execution, without reading what earlier ones left."""
+        found = self._executions.get(execution_id)
+        if found is None:
+            return {"requests": 0, "output_tokens": 0}
         flights = list(found.flights.values())
         for flight in flights:
             flight.task.cancel()
@@ -88,7 +95,7 @@ class Turns:
     async def close_all(self) -> None:
         """Cancel every open call and wait for what is being recorded (the process ends)."""
         for execution_id in list(self._executions):
-            await self.close(execution_id)
+            await self.drop(execution_id)
 
     @property
     def open_calls(self) -> int:
@@ -115,9 +122,9 @@ class Turns:
         if known is not None:
             return known
         first = call.messages[0]
-        texts = [part.text.strip() for part in first.parts if part.role == "user"] if isinstance(first, Supplied) else []
+        texts = [part.text for part in first.parts if part.role == "user"] if isinstance(first, Supplied) else []
         for text in texts:
-            issuer = execution.task_texts.get(text)
+            issuer = execution.task_texts.get(history.turn_text_digest(text))
             if issuer is not None:
                 agent = (f"unnamed-{state.key.hex()[:16]}", issuer)
                 execution.agents_by_head[state.key] = agent
@@ -165,7 +172,7 @@ class Turns:
             ids = rendering.follow(parent.tail, parent.output_ids, group)
             open_turn = True
         else:
-            ids = rendering.closed(parent.output_ids)
+            ids = rendering.closed(parent.tail, parent.output_ids)
             open_turn = False
         while position < len(rest):
             message = rest[position]
@@ -186,7 +193,7 @@ class Turns:
                 ids += rendering.follow(tail, turn, group)
                 open_turn = True
             else:
-                ids += rendering.closed(turn)
+                ids += rendering.closed(tail, turn)
                 open_turn = False
         return ids
 
@@ -333,7 +340,7 @@ class Turns:
             execution.payloads[item.call_id] = (item.name, item.arguments)
             for value in item.arguments.values():
                 if isinstance(value, str) and len(value) >= TASK_TEXT:
-                    execution.task_texts[value.strip()] = placed.agent_id
+                    execution.task_texts[history.turn_text_digest(value)] = placed.agent_id
 
 
 def _leading(messages: list[Message], start: int) -> tuple[list[Supplied], int]:

@@ -120,15 +120,13 @@ def checked(raw: bytes, vocab_size: int, default_version: int) -> Generated:
         finish = reason["type"]
         if len(triples) != len(ids):
             raise EngineError(f"{len(ids)} output ids but {len(triples)} log-probs")
-        logprobs = []
-        for token, (logprob, token_id, *_) in zip(ids, triples, strict=True):
-            if token != token_id:
-                raise EngineError(f"output id {token} but a log-prob of id {token_id}")
-            if type(token) is not int or not 0 <= token < vocab_size:
-                raise EngineError(f"output id {token!r} outside the vocabulary of {vocab_size}")
-            if not isinstance(logprob, int | float) or not math.isfinite(logprob):
-                raise EngineError(f"log-prob {logprob!r} of id {token} is no number")
-            logprobs.append(float(logprob))
+        if [triple[1] for triple in triples] != ids:
+            raise EngineError("log-probs are of other ids than the output's")
+        logprobs = [triple[0] for triple in triples]
+        if not math.isfinite(sum(logprobs)):
+            raise EngineError("a log-prob is no finite number")
+        if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size):
+            raise EngineError(f"output ids outside the vocabulary of {vocab_size}")
         spans = _spans(meta, len(ids), default_version)
     except EngineError:
         raise
@@ -137,7 +135,7 @@ def checked(raw: bytes, vocab_size: int, default_version: int) -> Generated:
     matched = reason.get("matched")
     return Generated(
         ids,
-        logprobs,
+        list(map(float, logprobs)),
         spans,
         finish,
         cached_tokens=int(meta.get("cached_tokens") or 0),
