@@ -1,4 +1,5 @@
--- Where do two executions differ, token by token? Takes two execution ids.
+-- Where do two executions differ, token by token?
+-- Takes two execution ids.
 -- Calls are matched by their number; only tokens that differ are shown (a missing token is null).
 CREATE MACRO execution_diff(one, other) AS TABLE
 WITH parts AS (

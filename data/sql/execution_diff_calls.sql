@@ -1,4 +1,5 @@
--- At which model call do two executions part? Takes two execution ids.
+-- At which model call do two executions part?
+-- Takes two execution ids.
 -- One row per call number: whether inputs and outputs are the same, and how many tokens each has.
 CREATE MACRO execution_diff_calls(one, other) AS TABLE
 WITH first AS (SELECT * FROM requests WHERE execution_id = one),

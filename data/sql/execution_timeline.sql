@@ -1,4 +1,5 @@
--- What happened in one execution, in order? Takes an execution id.
+-- What happened in one execution, in order?
+-- Takes an execution id.
 -- Model calls, what the harness did between them (tools, waiting), its end, evaluations. Seconds count from launch.
 CREATE MACRO execution_timeline(execution) AS TABLE
 WITH calls AS (SELECT *, lag(ended_s) OVER (ORDER BY started_s) AS previous_s FROM requests WHERE execution_id = execution),

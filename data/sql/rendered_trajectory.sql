@@ -1,4 +1,5 @@
--- What exactly was one admitted trajectory trained on? Takes an execution id and the number of its draw, from 0.
+-- What exactly was one admitted trajectory trained on?
+-- Takes an execution id and the number of its draw, from 0.
 -- One row per token: text, where it came from, whether it is a target, behaviour log-prob and version.
 CREATE MACRO rendered_trajectory(execution, draw) AS TABLE
 WITH chosen AS (SELECT path_request_ids, targets FROM admissions WHERE execution_id = execution AND trajectory = draw::INTEGER),

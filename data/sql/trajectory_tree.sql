@@ -1,4 +1,5 @@
--- What does one execution's trajectory tree look like? Takes an execution id.
+-- What does one execution's trajectory tree look like?
+-- Takes an execution id.
 -- Rows in commit order; `depth` counts calls from the root, `trajectories` the draws whose path has the node.
 CREATE MACRO trajectory_tree(execution) AS TABLE
 WITH RECURSIVE nodes AS (SELECT * FROM requests WHERE execution_id = execution),

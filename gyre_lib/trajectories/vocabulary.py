@@ -7,11 +7,17 @@ import pyarrow as pa
 VOCABULARY = pa.schema([("token_id", pa.int32()), ("text", pa.string()), ("bytes", pa.binary())])
 """`text` shows a token that is only a part of a character as U+FFFD; `bytes` is null where they are not known."""
 
+_INSTALLATION = Path(__file__).resolve().parents[2]
+
 
 def read_vocabulary(model_path: str) -> pa.Table:
-    """Every token of a Hugging Face tokenizer folder; an empty table when there is none."""
-    path = Path(model_path) / "tokenizer.json"
-    if not model_path or not path.exists():
+    """Every token of a Hugging Face tokenizer folder; an empty table when there is none.
+
+    A relative folder is looked for here, then in the installation (where the shipped models are).
+    """
+    paths = [folder / "tokenizer.json" for folder in (Path(model_path), _INSTALLATION / model_path) if model_path]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
         return VOCABULARY.empty_table()
     from tokenizers import Tokenizer
 

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from random_trees import record
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.trajectories.admission import admission_rows, admit_nodes, nodes_of_records
@@ -29,7 +31,10 @@ def write_recorded_run(folder: Path, close: bool = True, url: str = "") -> RunLa
     """Write it under `folder/tiny`. With `close` everything is sealed, else the last rows of each table stay in open segments."""
     layout = RunLayout(folder / "tiny")
     layout.root.mkdir(parents=True)
-    layout.config.write_text(CONFIG + (f"storage: {{url: '{url}'}}\n" if url else ""))
+    tokenizer = folder / "model" / "tokenizer.json"
+    tokenizer.parent.mkdir()
+    Tokenizer(WordLevel({f"word{number}": number for number in range(12)}, unk_token="word0")).save(str(tokenizer))
+    layout.config.write_text(CONFIG + f"model: {{path: '{tokenizer.parent}'}}\n" + (f"storage: {{url: '{url}'}}\n" if url else ""))
     with ExitStack() as stack:
         writers = {table: SegmentWriter(layout, table, "proxy-0" if table == "requests" else "coordinator") for table in SCHEMAS}
         for table, rows in _rows().items():
