@@ -46,7 +46,6 @@ class CellRank:
     run: RunLayout
     link: CoordinatorLink
     open_transport: Callable[[], Transport]
-    engine_tensor_parallel: int = 1
     memory: EngineMemory = field(default_factory=EngineMemory)
     _transport: Transport | None = None
     _exposure: WeightExposure | None = None
@@ -129,9 +128,10 @@ class CellRank:
         return {name: getattr(report, name) for name in names}
 
     def update(self, command: Command, phases: Phases) -> Result:
-        """{step, cells, final}: reduce the gradients of cells 0..cells-1 to the core, one optimizer step, broadcast unless final."""
+        """{step, cells, final, executions}: reduce the gradients of cells 0..cells-1 to the core, one optimizer step over `executions`
+        (absent: as many as the stream ended with), broadcast unless final."""
         with phases.timed("update_in_all"):
-            report = self.trainer.reduce_and_update(command["cells"], command["final"])
+            report = self.trainer.reduce_and_update(command["cells"], command["final"], command.get("executions"))
         if report is None:
             return {}
         phases |= {"reduce": report.reduce_s, "optimizer": report.update_s, "broadcast": report.broadcast_s}
@@ -155,7 +155,7 @@ class CellRank:
                 self._export(folder, version)
         if not self.trainer.layout.is_leader:
             return {}
-        return publish(folder, version, command["engines"], phases, self.engine_tensor_parallel)
+        return publish(folder, version, command["engines"], phases)
 
     def checkpoint(self, command: Command, phases: Phases) -> Result:
         """{step, journal_position} (core): make the state after `step` steps durable; the two latest are kept."""

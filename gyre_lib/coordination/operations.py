@@ -82,8 +82,14 @@ class Operations:
     async def _update(self, entry: Entry) -> dict[str, Any]:
         step, cells, final = (entry.arguments[name] for name in ("step", "cells", "final"))
         started_s = time.time()
+        executions = self._c.batches.packing.executions
         reports = await asyncio.gather(
-            *(self._c.commands.run(c, f"update-{entry.entry_id}-{c}", "update", step=step, cells=cells, final=final) for c in range(cells))
+            *(
+                self._c.commands.run(
+                    c, f"update-{entry.entry_id}-{c}", "update", step=step, cells=cells, final=final, executions=executions
+                )
+                for c in range(cells)
+            )
         )
         checkpoint = await self._c.commands.run(
             0, f"checkpoint-{entry.entry_id}", "checkpoint", step=step + 1, journal_position={"burst": self._c.burst, "step": step + 1}
@@ -116,6 +122,8 @@ class Operations:
             await self._c.apply(ev.InRollout(cell))
             return transition.result("failed")
         transition.record("done")
+        # It may have left this batch before (as a late joiner, or as the core at the end of the last burst): what it held then is back.
+        self._c.batches.packing.readmit(cell)
         await self._c.apply(ev.InTraining(cell))
         step = self._c.batches.step
         if step is not None and self._c.is_training(cell):
