@@ -70,6 +70,8 @@ class SegmentWriter:
         self._segment_bytes = segment_bytes
         self._schema = SCHEMAS[table]
         self._names = frozenset(self._schema.names)
+        self._row_type = pa.struct(list(self._schema))
+        self._required = [column.name for column in self._schema if not column.nullable]
         self._store = SealedStore(layout, url)
         self._lock_file = self._take_name()
         self._queue_lock = threading.Lock()
@@ -160,19 +162,25 @@ class SegmentWriter:
             if unknown := row.keys() - self._names:
                 raise InputError(f"table {self.table}: unknown column {', '.join(sorted(unknown))}")
         now_s = max(time.time(), self._last_recorded_s + 1e-6)
-        defaults = {"run_id": self._layout.run_id, "recorded_s": now_s}
         self._last_recorded_s = now_s
-        arrays = []
+        defaults = {"run_id": self._layout.run_id, "recorded_s": now_s}
+        try:
+            batch = pa.RecordBatch.from_struct_array(pa.array([defaults | row for row in rows], self._row_type))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InputError(f"table {self.table}: {self._misfit(rows) or error}") from error
+        for name in self._required:
+            if batch.column(name).null_count:
+                raise InputError(f"table {self.table}: column {name} is missing")
+        return batch
+
+    def _misfit(self, rows: Sequence[Row]) -> str:
+        """Which column does not take its values, and why."""
         for column in self._schema:
-            default = defaults.get(column.name)
             try:
-                array = pa.array([row.get(column.name, default) for row in rows], column.type)
+                pa.array([row.get(column.name) for row in rows], column.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise InputError(f"table {self.table}: column {column.name}: {error}") from error
-            if array.null_count and not column.nullable:
-                raise InputError(f"table {self.table}: column {column.name} is missing")
-            arrays.append(array)
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+                return f"column {column.name}: {error}"
+        return ""
 
     def _take_waiting(self) -> _Commit:
         with self._queue_lock:
