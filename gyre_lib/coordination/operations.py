@@ -110,10 +110,10 @@ class Operations:
     # -- transitions
 
     async def _to_training(self, entry: Entry) -> dict[str, Any]:
-        cell, destinations = entry.arguments["cell"], entry.arguments["destinations"]
+        cell = entry.arguments["cell"]
         transition = Transition(self._c, entry, cell, "to_training")
         try:
-            await self._vacate(cell, destinations, transition)
+            await self._vacate(cell, transition)
             await self._join(cell, transition)
         except CellFailed as error:
             transition.record("failed", str(error))
@@ -131,14 +131,15 @@ class Operations:
         await self._c.batches.check_trained()
         return transition.result("done")
 
-    async def _vacate(self, cell: int, destinations: list[int], transition: "Transition") -> None:
+    async def _vacate(self, cell: int, transition: "Transition") -> None:
         """Take the cell out of the table, move its executions, and wait until no request is left on it."""
         if self._c.commands.is_down(cell):
             raise CellFailed(f"cell {cell}: its ranks are down")
         engine_ids = {engine.engine_id for engine in self._c.table.engines_of(cell)}
         before = await self._c.proxies.in_flight(engine_ids)
         with transition.phase("route"):
-            transition.rerouted_executions = self._c.table.move_away(engine_ids, destinations)
+            order = transition.entry.arguments
+            transition.rerouted_executions = self._c.table.move_away(engine_ids, order["destinations"], order.get("spread", False))
             await self._c.proxies.push()
         transition.rerouted_requests = before
         with transition.phase("drain"):

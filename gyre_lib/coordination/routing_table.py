@@ -61,13 +61,14 @@ class RoutingTable:
             self._changed.discard(execution_id)
             self._closed.add(execution_id)
 
-    def move_away(self, engine_ids: Iterable[str], destinations: Iterable[int] | None = None) -> int:
+    def move_away(self, engine_ids: Iterable[str], destinations: Iterable[int] | None = None, spread: bool = False) -> int:
         """Stop serving on these engines and move their executions. `destinations` are cells (or STANDALONE), best first: each is filled
-        to its capacity before the next. Returns how many executions moved; those that found no serving engine stay and wait."""
+        to its capacity before the next, or with `spread` all evenly. Returns how many executions moved; those that found no serving
+        engine stay and wait."""
         leaving = set(engine_ids)
         for engine_id in leaving:
             self.engines[engine_id].serving = False
-        return self._place([r for r in self.routes.values() if r.engine_id in leaving], destinations)
+        return self._place([r for r in self.routes.values() if r.engine_id in leaving], destinations if not spread else None)
 
     def serve(self, engine_ids: Iterable[str], weight_version: int) -> int:
         """Start serving; executions that waited on an engine that does not serve move here. Returns how many did."""

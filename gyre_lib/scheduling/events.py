@@ -224,9 +224,12 @@ def to_json(item: Event | Action) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> Event | Action:
-    """The inverse of to_json; lists become tuples again. Raises KeyError for an unknown kind."""
+    """The inverse of to_json; lists become tuples again. A field that an older journal lacks has its default.
+
+    Raises KeyError for an unknown kind, TypeError for a field that must be there.
+    """
     kind = _BY_NAME[data["kind"]]
-    return kind(**{field.name: _tuples(data[field.name]) for field in fields(kind)})
+    return kind(**{field.name: _tuples(data[field.name]) for field in fields(kind) if field.name in data})
 
 
 def _tuples(value: Any) -> Any:
