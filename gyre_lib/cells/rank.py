@@ -85,7 +85,7 @@ def run_rank(run_dir: Path, coordinator: str, cell: int, shard: int) -> None:
     trainer = CellTrainer(config.model.path, config.model, config.training, layout, device)
     link = CoordinatorLink(coordinator, cell, shard, os.environ.get("GYRE_CONTROL_SECRET", ""))
     host = os.environ.get("GYRE_HOST", "127.0.0.1")
-    rank = CellRank(trainer, run, link, lambda: open_transport(c.weight_transport, host), 1 if c.device == "cpu" else c.tensor_parallel)
+    rank = CellRank(trainer, run, link, lambda: open_transport(c.weight_transport, host))
     link.say_ready(os.getpid())
     log.info("rank %d of %d is ready: cell %d, shard %d, %s", layout.rank, layout.world, cell, shard, device)
     follow_commands(link, rank.execute)

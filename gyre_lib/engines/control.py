@@ -1,18 +1,12 @@
 """One client for everything an SGLang engine is told outside of generation: health, pause, weights, memory, aborts. Synchronous."""
 
-import base64
-import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
-import torch
 
-BUCKET_BYTES = 64 << 20
 MEMORY_TAGS = ("weights", "kv_cache")
-
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
 class EngineError(RuntimeError):
@@ -88,31 +82,13 @@ class EngineControl:
         """Take it back. Only after `release_memory` of the same tags: SGLang's scheduler dies of a resume that was not released."""
         self._post("/resume_memory_occupation", {"tags": list(tags)})
 
-    def update_weights(self, weights: NamedTensors, version: int, tensor_parallel: int = 1) -> None:
-        """Replace all weights and the version, and drop what was cached under the old ones. The engine must be paused (mode retract)."""
-        self.begin_weight_update()
-        for bucket, last in weight_buckets(weights):
-            self.load_bucket(bucket, version if last else None, tensor_parallel)
-        self.end_weight_update()
-
     def load_folder(self, folder: Path, version: int) -> None:
-        """Replace all weights by those of a model folder that the engine can read, and drop what was cached under the old ones."""
+        """Replace all weights by those of a model folder on a file system that the engine sees, and drop what was cached under the old ones.
+
+        A folder that cannot be read changes nothing. An engine that is not paused first finishes every request it has.
+        """
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
         self._post("/update_weights_from_disk", body)
-
-    def begin_weight_update(self) -> None:
-        """Open the session outside of which SGLang refuses weights."""
-        self._post("/begin_weight_update", {"selector": "all"})
-
-    def load_bucket(self, bucket: str, version: int | None, tensor_parallel: int = 1) -> None:
-        """Load one bucket of `weight_buckets`; with the last one comes the version, and the prefix cache is dropped."""
-        body: dict[str, Any] = {"serialized_named_tensors": [bucket] * tensor_parallel, "flush_cache": version is not None}
-        if version is not None:
-            body["weight_version"] = str(version)
-        self._post("/update_weights_from_tensor", body)
-
-    def end_weight_update(self) -> None:
-        self._post("/end_weight_update", {})
 
     def _get(self, path: str) -> httpx.Response:
         return self._checked(path, lambda: self._client.get(path))
@@ -128,27 +104,3 @@ class EngineControl:
         if response.status_code != 200:
             raise EngineError(f"{self.url}{path}: answered {response.status_code}: {response.text[:300]}")
         return response
-
-
-def weight_buckets(weights: NamedTensors, bucket_bytes: int = BUCKET_BYTES) -> Iterator[tuple[str, bool]]:
-    """The weights as SGLang takes them over HTTP, a few at a time so that not all need exist at once.
-
-    Yields (bucket, whether it is the last): a bucket is a base64 pickle of [(name, CPU tensor)], at most `bucket_bytes` or a single tensor.
-    Plain pickles, because SGLang's own serialiser hands over file descriptors, which only its own children can receive.
-    """
-    pending: list[tuple[str, torch.Tensor]] = []
-    size = 0
-    for name, tensor in weights:
-        if pending and size + tensor.nbytes > bucket_bytes:
-            yield _serialised(pending), False
-            pending, size = [], 0
-        # a copy of its own: pickling a view would carry the whole buffer behind it
-        pending.append((name, tensor.detach().to("cpu", copy=True).contiguous()))
-        size += tensor.nbytes
-    if not pending:
-        raise ValueError("there are no weights to publish")
-    yield _serialised(pending), True
-
-
-def _serialised(tensors: list[tuple[str, torch.Tensor]]) -> str:
-    return base64.b64encode(pickle.dumps(tensors)).decode()

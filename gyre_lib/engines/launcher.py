@@ -5,6 +5,7 @@ process that has already imported SGLang (`fork_server.py`: 1-3 seconds each, an
 `sglang.launch_server`. An engine holds nothing durable, so stopping one is killing its session.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -20,11 +21,13 @@ import psutil
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.engines.control import EngineControl
-from gyre_lib.engines.fork_server import answers, request_engine
+from gyre_lib.engines.fork_server import ForkServerError, answers, request_engine
 
 SHIM = Path(__file__).parent / "shim"
 POLL_S = 0.1
 LOG_TAIL_BYTES = 2000
+
+log = logging.getLogger("gyre.engines")
 
 
 class EngineDied(RuntimeError):
@@ -50,10 +53,10 @@ class EngineProcess:
     threads: int = 1
     tensor_parallel: int = 1
     fork_socket: Path | None = None
-    """Socket of the fork server; None starts the engine from scratch."""
+    """Socket of the fork server; without it, or when it does not answer, the engine starts from scratch."""
     extra_arguments: Sequence[str] = field(default_factory=tuple)
     pid: int | None = None
-    _created_s: float = 0.0
+    _process: psutil.Process | None = None
     _child: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -65,29 +68,39 @@ class EngineProcess:
         if not (self.model_dir / "config.json").is_file():
             raise InputError(f"{self.model_dir}: not a Hugging Face model folder (no config.json)")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        if self.fork_socket is not None:
-            self.pid = request_engine(self.fork_socket, self.arguments(), self.log_path)
-        else:
-            program = "gyre_lib.engines.cpu_server" if self.device == "cpu" else "sglang.launch_server"
-            with self.log_path.open("ab") as log:
-                self._child = subprocess.Popen(
-                    [sys.executable, "-m", program, *self.arguments()],
-                    env=engine_environment(self.device, self.threads),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            self.pid = self._child.pid
+        forked = self._forked()
+        self.pid = forked if forked is not None else self._from_scratch()
         try:
-            self._created_s = psutil.Process(self.pid).create_time()
+            self._process = psutil.Process(self.pid)
         except psutil.NoSuchProcess:
             raise EngineDied(f"{self.engine_id}: ended at once\n{self._log_tail()}") from None
         return self.pid
 
+    def _forked(self) -> int | None:
+        if self.fork_socket is None:
+            return None
+        try:
+            return request_engine(self.fork_socket, self.arguments(), self.log_path)
+        except ForkServerError as error:
+            log.warning("%s starts from scratch, which takes longer: %s", self.engine_id, error)
+            return None
+
+    def _from_scratch(self) -> int:
+        program = "gyre_lib.engines.cpu_server" if self.device == "cpu" else "sglang.launch_server"
+        with self.log_path.open("ab") as output:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", program, *self.arguments()],
+                env=engine_environment(self.device, self.threads),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        return self._child.pid
+
     def arguments(self) -> list[str]:
         """SGLang's command line for this engine."""
-        arguments = {
+        arguments: dict[str, object] = {
             "model-path": self.model_dir,
             "device": self.device,
             "dtype": self.dtype,
@@ -110,13 +123,10 @@ class EngineProcess:
 
     def alive(self) -> bool:
         """Whether the server's main process runs (a later process with the same id does not count)."""
-        if self.pid is None:
-            return False
         if self._child is not None and self._child.poll() is not None:
             return False
         try:
-            process = psutil.Process(self.pid)
-            return process.create_time() == self._created_s and process.status() != psutil.STATUS_ZOMBIE
+            return self._process is not None and self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 

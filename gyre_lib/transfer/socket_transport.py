@@ -47,7 +47,7 @@ class SocketTransport:
                 connection.sendall(_REQUEST.pack(bytes.fromhex(region["key"]), offset, into.numel()))
                 if connection.recv(1) != b"\x01":
                     raise TransferFailed(f"socket: {where} does not expose these bytes")
-                _receive(connection, memoryview(into.numpy()), where)
+                _receive(connection, into.numpy().data, where)
         except OSError as error:
             raise TransferFailed(f"socket: reading {into.numel()} bytes from {where} failed ({error})") from error
 
@@ -78,7 +78,7 @@ class SocketTransport:
                     connection.sendall(b"\x00")
                 else:
                     connection.sendall(b"\x01")
-                    connection.sendall(memoryview(memory.numpy())[offset : offset + nbytes])
+                    connection.sendall(memory.numpy().data[offset : offset + nbytes])
             except (OSError, struct.error):
                 return  # the reader is gone, or was none; it sees a closed connection
 

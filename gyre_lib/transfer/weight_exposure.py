@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ class WeightPull:
                     raise
                 outcome = "a read failed"
             if isinstance(outcome, torch.Tensor):
-                self._timed(report.phases, "copy", lambda data=outcome: target.copy_(data))
+                self._timed(report.phases, "copy", partial(target.copy_, outcome))
                 return report
             reason = outcome
             self._timed(report.phases, "wait", lambda: time.sleep(RETRY_S))
@@ -214,7 +215,7 @@ def as_bytes(slab: torch.Tensor) -> torch.Tensor:
 
 def checksum(data: torch.Tensor) -> int:
     """XXH3-64 of CPU bytes, as a signed 64-bit number."""
-    value = xxhash.xxh3_64_intdigest(data.numpy())
+    value = xxhash.xxh3_64_intdigest(data.numpy().data)
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

@@ -169,8 +169,8 @@ class EngineDouble(_Server):
         if path == "/resume_memory_occupation":
             self.dead = not self.released
             self.released = False
-        if path == "/update_weights_from_tensor" or path == "/update_weights_from_disk":
-            self.version = int(body.get("weight_version", self.version))
+        if path == "/update_weights_from_disk":
+            self.version = int(body["weight_version"])
         answers = {
             "/server_info": {"random_seed": self.port},
             "/model_info": {"weight_version": str(self.version)},

@@ -1,5 +1,6 @@
 """A real SGLang engine through our launcher and control client."""
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -9,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gyre_lib.config.errors import InputError
-from gyre_lib.engines.control import EngineControl, EngineError, weight_buckets
+from gyre_lib.engines.control import EngineControl, EngineError
 from gyre_lib.engines.launcher import EngineDied, EngineProcess
 
 pytestmark = pytest.mark.engine
@@ -30,17 +31,21 @@ def prompt_logprobs(url: str, ids: list[int]) -> list[float]:
     return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]]
 
 
-def perturbed(model_dir: Path) -> dict[str, torch.Tensor]:
+@pytest.fixture
+def other_weights(sglang_engine: Any, tmp_path: Path) -> Path:
+    """A model folder of the same shape with other weights."""
+    shutil.copytree(sglang_engine.model_dir, tmp_path / "other")
     generator = torch.Generator().manual_seed(1)
-    weights = load_file(model_dir / "model.safetensors")
-    return {name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator) for name, tensor in weights.items()}
+    weights = load_file(sglang_engine.model_dir / "model.safetensors")
+    changed = {name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator) for name, tensor in weights.items()}
+    save_file(changed, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
+    return tmp_path / "other"
 
 
-def reference_logprobs(model_dir: Path, weights: dict[str, torch.Tensor], ids: list[int]) -> list[float]:
+def reference_logprobs(model_dir: Path, ids: list[int]) -> list[float]:
     from transformers import Qwen3ForCausalLM
 
     model = Qwen3ForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    model.load_state_dict(weights)
     with torch.no_grad():
         logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0], -1)
     return [logprobs[i, token].item() for i, token in enumerate(ids[1:])]
@@ -50,10 +55,7 @@ def reference_logprobs(model_dir: Path, weights: dict[str, torch.Tensor], ids: l
 def restored_weights(sglang_engine: Any):
     """Puts the session engine's weights and version back after a test that publishes to it."""
     yield
-    original = load_file(sglang_engine.model_dir / "model.safetensors")
-    sglang_engine.control.pause("retract")
-    sglang_engine.control.update_weights(original.items(), version=0)
-    sglang_engine.control.resume()
+    sglang_engine.control.load_folder(sglang_engine.model_dir, 0)
 
 
 def test_a_fresh_engine_is_healthy_and_agrees_with_transformers(sglang_engine: Any) -> None:
@@ -61,26 +63,27 @@ def test_a_fresh_engine_is_healthy_and_agrees_with_transformers(sglang_engine: A
     assert sglang_engine.control.ready()
     sglang_engine.control.prove_health()
     assert sglang_engine.control.weight_version() == 0
-    expected = reference_logprobs(sglang_engine.model_dir, load_file(sglang_engine.model_dir / "model.safetensors"), ids)
+    expected = reference_logprobs(sglang_engine.model_dir, ids)
     assert prompt_logprobs(sglang_engine.url, ids) == pytest.approx(expected, abs=1e-4)
 
 
-def test_published_weights_are_served_and_their_version_reported(sglang_engine: Any, restored_weights: None) -> None:
+def test_published_weights_are_served_and_their_version_reported(sglang_engine: Any, other_weights: Path, restored_weights: None) -> None:
     ids = list(range(100, 130))
     control: EngineControl = sglang_engine.control
     generate(sglang_engine.url, ids, 4)  # the prefix is cached under the old weights
-    weights = perturbed(sglang_engine.model_dir)
     control.pause("retract")
-    control.update_weights(weights.items(), version=7)
+    control.load_folder(other_weights, 7)
     control.resume()
     assert control.weight_version() == 7
-    expected = reference_logprobs(sglang_engine.model_dir, weights, ids)
+    expected = reference_logprobs(other_weights, ids)
     assert prompt_logprobs(sglang_engine.url, ids) == pytest.approx(expected, abs=1e-4)
     answer = generate(sglang_engine.url, ids, 3)
     assert answer["meta_info"]["weight_versions"] == [{"version": "7", "start": 0, "end": 3}]
 
 
-def test_a_request_in_flight_keeps_its_tokens_and_tells_both_versions(sglang_engine: Any, restored_weights: None) -> None:
+def test_a_request_in_flight_keeps_its_tokens_and_tells_both_versions(
+    sglang_engine: Any, other_weights: Path, restored_weights: None
+) -> None:
     control: EngineControl = sglang_engine.control
     answers: list[dict[str, Any]] = []
     httpx.post(f"{sglang_engine.url}/slow_down", json={"forward_sleep_time": 0.02}).raise_for_status()
@@ -91,7 +94,7 @@ def test_a_request_in_flight_keeps_its_tokens_and_tells_both_versions(sglang_eng
             time.sleep(0.01)
         time.sleep(0.3)
         control.pause("retract")
-        control.update_weights(perturbed(sglang_engine.model_dir).items(), version=1)
+        control.load_folder(other_weights, 1)
         control.resume()
         request.join()
     finally:
@@ -102,11 +105,10 @@ def test_a_request_in_flight_keeps_its_tokens_and_tells_both_versions(sglang_eng
     assert len(answers[0]["output_ids"]) == 60
 
 
-def test_weights_outside_a_session_are_refused_and_change_nothing(sglang_engine: Any) -> None:
-    bucket, _ = next(weight_buckets(perturbed(sglang_engine.model_dir).items()))
+def test_a_folder_that_cannot_be_loaded_changes_nothing(sglang_engine: Any, tmp_path: Path) -> None:
     before = prompt_logprobs(sglang_engine.url, [1, 2, 3])
-    with pytest.raises(EngineError, match="begin_weight_update"):
-        sglang_engine.control.load_bucket(bucket, 9)
+    with pytest.raises(EngineError, match="update_weights_from_disk: answered 400"):
+        sglang_engine.control.load_folder(tmp_path / "nothing", 9)
     assert prompt_logprobs(sglang_engine.url, [1, 2, 3]) == before
     assert sglang_engine.control.weight_version() == 0
 

@@ -74,7 +74,6 @@ def declare_absent(package: str, version: str, **really_needed: Any) -> None:
     _submodules.packages.add(package)
     module = AbsentModule(package)
     module.__spec__ = ModuleSpec(package, None, is_package=True)
-    module.__version__ = version
-    for name, value in really_needed.items():
+    for name, value in {"__version__": version, **really_needed}.items():
         setattr(module, name, value)
     sys.modules[package] = module
