@@ -21,8 +21,8 @@ class Policy(Protocol):
     needs_supply: bool
     """Joins wait for the supply check."""
 
-    def may_join(self, scheduler: "Scheduler", cell: int) -> bool:
-        """The next cell of the prefix may leave rollout now (the supply check, where needed, has been passed)."""
+    def join_level(self, scheduler: "Scheduler", cell: int) -> int:
+        """The largest w at which this cell, the next of the prefix, may leave rollout; -1: at none."""
 
     def supply_sufficient(self, scheduler: "Scheduler") -> bool:
         """What the supply check watches."""
@@ -48,8 +48,8 @@ class Elastic:
         self._streaming = settings.streaming
         self._needed = settings.supply_groups if settings.streaming else settings.groups_per_batch
 
-    def may_join(self, scheduler: "Scheduler", cell: int) -> bool:
-        return 100 * scheduler.capacity_without(cell) >= self._settings.join_headroom_percent * scheduler.level.level
+    def join_level(self, scheduler: "Scheduler", cell: int) -> int:
+        return 100 * scheduler.capacity_without(cell) // self._settings.join_headroom_percent
 
     def supply_sufficient(self, scheduler: "Scheduler") -> bool:
         if scheduler.prefix == 0 or not self._streaming:
@@ -71,8 +71,8 @@ class Colocate(Elastic):
 
     whole_pool = True
 
-    def may_join(self, scheduler: "Scheduler", cell: int) -> bool:
-        return scheduler.pool_out or scheduler.level.covered_by(scheduler.standalone_capacity)
+    def join_level(self, scheduler: "Scheduler", cell: int) -> int:
+        return scheduler.level.dispatched if scheduler.pool_out else scheduler.standalone_capacity
 
     def supply_sufficient(self, scheduler: "Scheduler") -> bool:
         if scheduler.pool_out:
@@ -96,8 +96,8 @@ class Async:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.always_training = settings.training_cells
 
-    def may_join(self, scheduler: "Scheduler", cell: int) -> bool:
-        return cell < self.always_training
+    def join_level(self, scheduler: "Scheduler", cell: int) -> int:
+        return scheduler.level.dispatched if cell < self.always_training else -1
 
     def supply_sufficient(self, scheduler: "Scheduler") -> bool:
         return True

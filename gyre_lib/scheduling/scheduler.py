@@ -143,11 +143,11 @@ class Scheduler:
         self._returning = 0
         self._prefix_limit = settings.cells
         self._update: Update | None = None
+        self._join_level = -1
         self._handlers = {
             RunStarted: self._run_started,
             EngineReady: self._engine_ready,
             EngineLost: self._engine_lost,
-            ExecutionEnded: self._execution_ended,
             GroupReady: self._group_ready,
             GroupLost: self._group_lost,
             GroupAssigned: self._group_assigned,
@@ -164,6 +164,9 @@ class Scheduler:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event; returns the actions to carry out, in order. Raises ProtocolError, leaving the state as it was."""
         actions: list[Action] = []
+        if type(event) is ExecutionEnded:
+            self._execution_ended(event, actions)
+            return actions
         self._handlers[type(event)](event, actions)
         self._advance(actions)
         return actions
@@ -282,9 +285,13 @@ class Scheduler:
             if not self._dispatch.knows_execution(event.execution):
                 raise ProtocolError(f"execution {event.execution} ended but was never dispatched")
             return
+        level = self.level
         if not launched:
-            self.level.launched += 1
-        self.level.terminated += 1
+            level.launched += 1
+        level.terminated += 1
+        # Most events are of this kind, and an end can cause only launches and, where the supply is held, a join.
+        if level.dispatched > level.launched or (self._supply.held and level.level <= self._join_level):
+            self._advance(actions)
 
     def _group_ready(self, event: GroupReady, actions: list[Action]) -> None:
         group = self._unsettled(event.group)
@@ -586,7 +593,8 @@ class Scheduler:
                 actions.append(timer)
             if not self._supply.held:
                 return
-        if self.roles[cell] != ROLLOUT or not policy.may_join(self, cell):
+        self._join_level = policy.join_level(self, cell)
+        if self.roles[cell] != ROLLOUT or self.level.level > self._join_level:
             return
         self.roles[cell] = TO_TRAINING
         self._joining = cell
