@@ -50,7 +50,7 @@ class CoreOptimizer:
             betas=(settings.adam_beta1, settings.adam_beta2),
             eps=settings.adam_eps,
             weight_decay=settings.weight_decay,
-            foreach=False,
+            fused=True,
         )
         self.flat.grad = torch.zeros_like(slab.weights)
         maps = {name: parameter_map(name, model.shape, 0) for name in slab.names()}
@@ -104,4 +104,5 @@ class CoreOptimizer:
         return state["exp_avg"], state["exp_avg_sq"], int(state["step"])
 
     def set_moments(self, first: Tensor, second: Tensor, updates: int) -> None:
-        self.adam.state[self.flat] = {"step": torch.tensor(float(updates)), "exp_avg": first, "exp_avg_sq": second}
+        step = torch.tensor(float(updates), device=first.device)
+        self.adam.state[self.flat] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
