@@ -86,5 +86,6 @@ def _of_workload(
     if plots is not None:
         from gyre_lib.simulation.plots import write_report
 
-        write_report(plots, experiment, loaded, rows)
+        method = experiments.METHODS_24T["elastic"] if experiment == "paper-2.4t" else experiments.METHODS_122B["E0"]
+        write_report(plots, experiment, loaded, method, experiments.STEPS_ABLATION, rows)
     return rows
