@@ -11,11 +11,11 @@ from lookup_tasks import LookupTask
 NO_OUTPUT = "(no output)"
 FILE = r"([A-Za-z0-9_.]+)"
 PROGRAMS = (
-    ("count", re.compile(rf"wc -l < {FILE}")),
+    ("lines", re.compile(rf"wc -l < {FILE}")),
+    ("words", re.compile(rf"wc -w < {FILE}")),
     ("first", re.compile(rf"head -n 1 {FILE}")),
     ("last", re.compile(rf"tail -n 1 {FILE}")),
     ("lowest", re.compile(rf"sort {FILE} \| head -n 1")),
-    ("matches", re.compile(rf"grep -c ([a-z]+) {FILE}")),
     ("distinct", re.compile(rf"sort -u {FILE} \| wc -l")),
     ("show", re.compile(rf"cat {FILE}")),
 )
@@ -25,7 +25,7 @@ class EmulatedShell:
     """One task's folder; `run` changes it as the command would."""
 
     def __init__(self, task: LookupTask) -> None:
-        self.files = dict(task.files)
+        self.files = {task.file: task.content}
 
     def run(self, command: str) -> str:
         """The text that the harness hands to the model."""
@@ -44,32 +44,31 @@ class EmulatedShell:
 
     def _run_program(self, kind: str, match: re.Match[str], target: str) -> tuple[str, str, int]:
         """(standard output, error output, exit code)"""
-        file = match.groups()[-1]
-        if target and kind != "count":
+        file = match.group(1)
+        if target and kind not in ("lines", "words"):
             self.files[target] = ""
         if file not in self.files:
-            return self._missing(kind, file, target)
+            return self._missing(kind, file)
         lines = self.files[file].splitlines()
         match kind:
-            case "count":
+            case "lines":
                 return f"{len(lines)}\n", "", 0
+            case "words":
+                return f"{len(self.files[file].split())}\n", "", 0
             case "first":
                 return "".join(f"{line}\n" for line in lines[:1]), "", 0
             case "last":
                 return "".join(f"{line}\n" for line in lines[-1:]), "", 0
             case "lowest":
                 return "".join(f"{line}\n" for line in sorted(lines)[:1]), "", 0
-            case "matches":
-                found = sum(match.group(1) in line for line in lines)
-                return f"{found}\n", "", 0 if found else 1
             case "distinct":
                 return f"{len(set(lines))}\n", "", 0
         return self.files[file], "", 0
 
-    def _missing(self, kind: str, file: str, target: str) -> tuple[str, str, int]:
+    def _missing(self, kind: str, file: str) -> tuple[str, str, int]:
         none = "No such file or directory"
         match kind:
-            case "count":
+            case "lines" | "words":
                 return "", f"/bin/bash: line 1: {file}: {none}", 1
             case "first":
                 return "", f"head: cannot open '{file}' for reading: {none}", 1
@@ -77,8 +76,6 @@ class EmulatedShell:
                 return "", f"tail: cannot open '{file}' for reading: {none}", 1
             case "lowest":
                 return "", f"sort: cannot read: {file}: {none}", 0
-            case "matches":
-                return "", f"grep: {file}: {none}", 2
             case "distinct":
                 return "0\n", f"sort: cannot read: {file}: {none}", 0
         return "", f"cat: {file}: {none}", 1

@@ -7,21 +7,23 @@ tokenizer's corpus and the warm-start transcripts are all made from it. Pure: ra
 import random
 from dataclasses import dataclass
 
-NOUNS = (
-    "stock", "ports", "rooms", "birds", "trees", "songs", "tools", "books", "rivers", "lamps",
-    "coins", "shirts", "boats", "bikes", "seeds", "cups", "maps", "bells", "stars", "doors",
-)  # fmt: skip
+NOUNS = ("stock", "ports", "rooms", "birds", "trees", "songs", "tools", "books")
 EXTENSIONS = ("csv", "txt", "log", "dat")
-COLOURS = ("red", "blue", "green", "black", "white", "pink", "grey", "gold")
+COLOURS = ("red", "blue", "green", "black", "white", "pink")
 ANSWER_FILE = "answer.txt"
 
-KINDS = ("count", "first", "last", "lowest", "matches", "distinct")
+KINDS = ("lines", "words", "first", "last", "lowest", "distinct")
 
 WORDINGS = {
-    "count": (
+    "lines": (
         "How many lines does the {noun} file have?",
         "Count the lines of the {noun} file.",
         "Find the number of lines in the {noun} file.",
+    ),
+    "words": (
+        "How many words does the {noun} file have?",
+        "Count the words of the {noun} file.",
+        "Find the number of words in the {noun} file.",
     ),
     "first": (
         "What is the first line of the {noun} file?",
@@ -38,11 +40,6 @@ WORDINGS = {
         "Sort the {noun} file and get the first line.",
         "Find the lowest line of the {noun} file in sorted order.",
     ),
-    "matches": (
-        "How many lines of the {noun} file contain {colour}?",
-        "Count the lines with {colour} in the {noun} file.",
-        "Find the number of {colour} lines in the {noun} file.",
-    ),
     "distinct": (
         "How many different lines does the {noun} file have?",
         "Count the different lines of the {noun} file.",
@@ -51,82 +48,71 @@ WORDINGS = {
 }
 
 COMMANDS = {
-    "count": "wc -l < {file}",
+    "lines": "wc -l < {file}",
+    "words": "wc -w < {file}",
     "first": "head -n 1 {file}",
     "last": "tail -n 1 {file}",
     "lowest": "sort {file} | head -n 1",
-    "matches": "grep -c {colour} {file}",
     "distinct": "sort -u {file} | wc -l",
 }
 
 
 @dataclass(frozen=True)
 class LookupTask:
-    """One task: what is asked, and the files that hold the answer."""
+    """One task: what is asked, and the file that holds the answer."""
 
     kind: str
     noun: str
-    colour: str
-    """The word looked for; used by kind `matches` only."""
     wording: int
-    files: dict[str, str]
-    """File name -> content; one of them is `{noun}.{extension}`, the other is a decoy of another noun."""
+    extension: str
+    """Not in the instruction: it has to be looked up."""
+    content: str
 
     @property
     def file(self) -> str:
-        return next(name for name in self.files if name.split(".")[0] == self.noun)
+        return f"{self.noun}.{self.extension}"
 
     @property
     def instruction(self) -> str:
-        question = WORDINGS[self.kind][self.wording].format(noun=self.noun, colour=self.colour)
-        return f"{question} Save the answer in {ANSWER_FILE}."
+        return f"{WORDINGS[self.kind][self.wording].format(noun=self.noun)} Save the answer in {ANSWER_FILE}."
 
     def command(self, file: str | None = None) -> str:
         """The shell command that prints the answer, reading `file` (the right one by default)."""
-        return COMMANDS[self.kind].format(file=file or self.file, colour=self.colour)
+        return COMMANDS[self.kind].format(file=file or self.file)
 
     @property
     def answer(self) -> str:
-        lines = self.files[self.file].splitlines()
+        lines = self.content.splitlines()
         match self.kind:
-            case "count":
+            case "lines":
                 return str(len(lines))
+            case "words":
+                return str(len(self.content.split()))
             case "first":
                 return lines[0]
             case "last":
                 return lines[-1]
             case "lowest":
                 return min(lines)
-            case "matches":
-                return str(sum(self.colour in line for line in lines))
             case "distinct":
                 return str(len(set(lines)))
         raise ValueError(f"unknown kind {self.kind}")
 
-    @property
-    def listing(self) -> str:
-        """What `ls` prints in the task's folder."""
-        return "\n".join(sorted(self.files))
-
 
 def heldout_pairs() -> set[tuple[str, str]]:
-    """(kind, noun) pairs that neither training tasks nor the warm start ever use: four nouns of each kind."""
-    return {(kind, NOUNS[(3 * index + 5 * offset) % len(NOUNS)]) for index, kind in enumerate(KINDS) for offset in range(4)}
+    """(kind, noun) pairs that neither training tasks nor the warm start ever use: two nouns of each kind."""
+    return {(kind, NOUNS[(index + 4 * half) % len(NOUNS)]) for index, kind in enumerate(KINDS) for half in (0, 1)}
+
+
+def training_pairs() -> list[tuple[str, str]]:
+    return [(kind, noun) for kind in KINDS for noun in NOUNS if (kind, noun) not in heldout_pairs()]
 
 
 def draw_task(draw: random.Random, kind: str, noun: str) -> LookupTask:
-    """A task of this kind and noun with fresh file contents, extension, decoy and wording."""
-    colour = draw.choice(COLOURS)
-    decoy = draw.choice([other for other in NOUNS if other != noun])
-    files = {f"{name}.{draw.choice(EXTENSIONS)}": _content(draw, colour) for name in (noun, decoy)}
-    return LookupTask(kind, noun, colour, draw.randrange(3), files)
-
-
-def _content(draw: random.Random, colour: str) -> str:
-    """6 to 14 lines `colour number`, some twice, with 1 to 4 lines of the colour looked for."""
-    others = [other for other in COLOURS if other != colour]
-    lines = [f"{colour} {draw.randrange(10, 100)}" for _ in range(draw.randrange(1, 5))]
-    lines += [f"{draw.choice(others)} {draw.randrange(10, 100)}" for _ in range(draw.randrange(4, 8))]
-    lines += draw.sample(lines, draw.randrange(1, 3))
+    """A task of this kind and noun with fresh content, extension and wording."""
+    lines = [f"{draw.choice(COLOURS)} {draw.randrange(10, 100)}" for _ in range(draw.randrange(5, 12))]
+    lines += draw.sample(lines, draw.randrange(1, 4))
+    # A few lines of one word, so that words are not simply twice the lines.
+    lines += draw.sample(COLOURS, draw.randrange(1, 4))
     draw.shuffle(lines)
-    return "\n".join(lines) + "\n"
+    return LookupTask(kind, noun, draw.randrange(3), draw.choice(EXTENSIONS), "\n".join(lines) + "\n")

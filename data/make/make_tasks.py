@@ -1,4 +1,4 @@
-"""Write the shipped tasks in Harbor layout: data/tasks/train (64) and data/tasks/heldout (24).
+"""Write the shipped tasks in Harbor layout: data/tasks/train (72) and data/tasks/heldout (24).
 
     python data/make/make_tasks.py [FOLDER]        (default data/tasks; a second, byte for byte the same every time)
 
@@ -10,9 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from lookup_tasks import ANSWER_FILE, KINDS, NOUNS, LookupTask, draw_task, heldout_pairs
-
-TRAIN_TASKS = 64
+from lookup_tasks import ANSWER_FILE, LookupTask, draw_task, heldout_pairs, training_pairs
 
 TASK_TOML = """version = "1.0"
 
@@ -61,8 +59,7 @@ def write_task(folder: Path, task: LookupTask) -> None:
     (folder / "task.toml").write_text(TASK_TOML.format(kind=task.kind))
     (folder / "instruction.md").write_text(task.instruction + "\n")
     (folder / "environment" / "Dockerfile").write_text(DOCKERFILE)
-    for name, content in task.files.items():
-        (folder / "environment" / "files" / name).write_text(content)
+    (folder / "environment" / "files" / task.file).write_text(task.content)
     (folder / "tests" / "expected.txt").write_text(task.answer + "\n")
     (folder / "tests" / "test.sh").write_text(TEST_SH)
     (folder / "solution" / "solve.sh").write_text(SOLVE_SH.format(command=task.command()))
@@ -71,11 +68,10 @@ def write_task(folder: Path, task: LookupTask) -> None:
 def make_tasks(folder: Path, seed: int = 7) -> None:
     """Replaces the train and heldout folders under `folder`."""
     draw = random.Random(seed)
-    heldout = sorted(heldout_pairs(), key=lambda pair: (NOUNS.index(pair[1]), pair[0]))
-    allowed = [(kind, noun) for kind in KINDS for noun in NOUNS if (kind, noun) not in heldout_pairs()]
-    draw.shuffle(allowed)
-    for split, pairs in (("train", allowed[:TRAIN_TASKS]), ("heldout", heldout)):
+    for split, pairs in (("train", training_pairs() * 2), ("heldout", sorted(heldout_pairs()) * 2)):
         shutil.rmtree(folder / split, ignore_errors=True)
+        # Two tasks of each pair, in an order that mixes the kinds: a batch takes neighbours.
+        draw.shuffle(pairs)
         for number, (kind, noun) in enumerate(pairs):
             write_task(folder / split / f"{number:03d}-{kind}-{noun}", draw_task(draw, kind, noun))
         print(f"{folder / split}: {len(pairs)} tasks")

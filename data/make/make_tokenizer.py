@@ -10,7 +10,7 @@ from pathlib import Path
 
 from typing import Any
 
-from lookup_tasks import COLOURS, EXTENSIONS, KINDS, NOUNS, draw_task
+from lookup_tasks import EXTENSIONS, KINDS, NOUNS, draw_task
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from renderers.qwen3 import _TOOLS_FOOTER as TOOLS_FOOTER
 from renderers.qwen3 import _TOOLS_HEADER as TOOLS_HEADER
@@ -45,7 +45,7 @@ SPLIT = "|".join((*PHRASES, WORDS))
 def corpus(draws: int, seed: int) -> list[str]:
     """`draws` transcripts as the template writes them, and every noun with every extension, as plain text."""
     draw = random.Random(seed)
-    lines = [f"{noun}\n {noun}.{extension}\n {colour}\n{colour}" for noun in NOUNS for extension in EXTENSIONS for colour in COLOURS]
+    lines = [f"{noun}\n {noun}.{extension}\n" for noun in NOUNS for extension in EXTENSIONS for _ in range(20)]
     for _ in range(draws):
         task = draw_task(draw, draw.choice(KINDS), draw.choice(NOUNS))
         lines.append(plain_text(with_system(draw_transcript(draw, task, Habits()))))

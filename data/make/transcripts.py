@@ -31,7 +31,7 @@ def draw_transcript(draw: random.Random, task: LookupTask, habits: Habits) -> li
     if draw.random() >= habits.look_first:
         guess = f"{task.noun}.{draw.choice(EXTENSIONS)}"
         _compute(messages, shell, task, guess, answer_file)
-        if guess in task.files:
+        if guess == task.file:
             return _finish(messages, "The answer is saved.")
         if draw.random() >= habits.recover:
             return _finish(messages, "The file is not there.")

@@ -10,7 +10,7 @@ from gyre_lib.evaluation.assessments import Assessment
 from gyre_lib.evaluation.rewards import NoReward, read_reward
 from gyre_lib.rollout.artifacts import copy_tree, digest_tree, read_manifest
 from gyre_lib.rollout.sandboxes.choice import sandbox_named
-from gyre_lib.rollout.sandboxes.protocol import SandboxCommand, SandboxUnavailable
+from gyre_lib.rollout.sandboxes.protocol import Sandbox, SandboxCommand, SandboxUnavailable
 from gyre_lib.rollout.tasks import Task
 
 NEVER = threading.Event()
@@ -38,7 +38,9 @@ def evaluate(
             shutil.rmtree(work_dir / part, ignore_errors=True)
 
 
-def _score(task: Task, artifact_dir: Path, digest: str, work_dir: Path, timeout_s: float, box, cancelled: threading.Event) -> float:
+def _score(
+    task: Task, artifact_dir: Path, digest: str, work_dir: Path, timeout_s: float, box: Sandbox, cancelled: threading.Event
+) -> float:
     workspace, logs = work_dir / "workspace", work_dir / "logs"
     for part in (workspace, logs):
         shutil.rmtree(part, ignore_errors=True)
@@ -55,7 +57,7 @@ def _score(task: Task, artifact_dir: Path, digest: str, work_dir: Path, timeout_
         workdir=task.workdir,
         read_only={"/tests": task.tests},
         writable={"/logs": logs},
-        image=task.image,
+        image=box.image_of(task),
     )
     end = box.run(command, timeout_s, cancelled)
     if end.kind != "exited":

@@ -13,7 +13,6 @@ from typing import Any
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.rollout.artifacts import preserve
-from gyre_lib.rollout.environments import prepare_workspace
 from gyre_lib.rollout.harnesses.choice import harness_named
 from gyre_lib.rollout.harnesses.protocol import INSTRUCTION_INSIDE, Harness, HarnessSettings
 from gyre_lib.rollout.outcomes import Cancelled, Completed, HarnessTimeout, InfrastructureFailed, Outcome, OverallTimeout
@@ -85,8 +84,9 @@ def run_execution(order: LaunchOrder, work_dir: Path, artifact_dir: Path, cancel
     digest = ""
     try:
         work_dir.mkdir(parents=True, exist_ok=True)
-        prepare_workspace(task, workspace)
-        outcome = _run_harness(order, task, harness, sandbox, work_dir, cancelled)
+        image = sandbox.image_of(task)
+        sandbox.prepare(task, image, workspace)
+        outcome = _run_harness(order, task, harness, sandbox, image, work_dir, cancelled)
         if not isinstance(outcome, Cancelled):
             digest = preserve(workspace, artifact_dir).digest
         if time.time() - started > order.overall_budget_s and isinstance(outcome, Completed | HarnessTimeout):
@@ -98,7 +98,9 @@ def run_execution(order: LaunchOrder, work_dir: Path, artifact_dir: Path, cancel
     return ExecutionResult(outcome, str(artifact_dir) if digest else None, digest, started, time.time())
 
 
-def _run_harness(order: LaunchOrder, task: Task, harness: Harness, sandbox: Sandbox, work_dir: Path, cancelled: threading.Event) -> Outcome:
+def _run_harness(
+    order: LaunchOrder, task: Task, harness: Harness, sandbox: Sandbox, image: str, work_dir: Path, cancelled: threading.Event
+) -> Outcome:
     if cancelled.is_set():
         return Cancelled("before the start")
     socket = Path(order.proxy_socket)
@@ -119,7 +121,7 @@ def _run_harness(order: LaunchOrder, task: Task, harness: Harness, sandbox: Sand
         env=launch.env,
         read_only={**launch.read_only, INSTRUCTION_INSIDE: instruction},
         proxy_socket=socket,
-        image=task.image,
+        image=image,
     )
     return _outcome(sandbox.run(command, budget, cancelled), harness, command.output, budget)
 

@@ -20,8 +20,8 @@ class Task:
     task_id: str
     folder: Path
     instruction: str
-    environment: Path
-    """Folder whose content (or whose Dockerfile) makes the workspace."""
+    environment: Path | None
+    """Folder whose content (or whose Dockerfile) makes the workspace; None: an empty one, or what the image brings."""
     tests: Path
     """Folder that the evaluator sees as /tests; never visible to the harness."""
     test_command: tuple[str, ...] = ("/bin/bash", "/tests/test.sh")

@@ -18,26 +18,20 @@ import time
 
 SYSTEM_PROMPT = "You are an agent in the folder /app. Use the tools to do the task."
 
+DESCRIPTIONS = {"shell": "Run a command.", "read": "Read a file.", "write": "Write a file."}
+ARGUMENTS = {"shell": ("command",), "read": ("path",), "write": ("path", "content")}
+"""Every argument is a text and required."""
 TOOLS = [
     {
-        "name": "shell",
-        "description": "Run a command.",
-        "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
-    },
-    {
-        "name": "read",
-        "description": "Read a file.",
-        "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
-    },
-    {
-        "name": "write",
-        "description": "Write a file.",
+        "name": name,
+        "description": description,
         "input_schema": {
             "type": "object",
-            "properties": {"path": {"type": "string"}, "content": {"type": "string"}},
-            "required": ["path", "content"],
+            "properties": {argument: {"type": "string"} for argument in ARGUMENTS[name]},
+            "required": list(ARGUMENTS[name]),
         },
-    },
+    }
+    for name, description in DESCRIPTIONS.items()
 ]
 
 FINISHED, BAD_USAGE, ENDPOINT_FAILED, TURNS_USED_UP = 0, 2, 3, 4
@@ -100,13 +94,14 @@ def run_tool(name: str, arguments: object, timeout_s: float, output_limit: int) 
     """(text for the model, is it an error). Whatever the model asks for, this returns: a wrong call is answered, not raised."""
     if not isinstance(arguments, dict):
         return "arguments must be an object", True
-    wanted = next((tool["input_schema"]["required"] for tool in TOOLS if tool["name"] == name), None)
-    if wanted is None:
+    if name not in ARGUMENTS:
         return f"unknown tool {name}", True
-    values = [arguments.get(key) for key in wanted]
-    for key, value in zip(wanted, values, strict=True):
+    values: list[str] = []
+    for key in ARGUMENTS[name]:
+        value = arguments.get(key)
         if not isinstance(value, str):
             return f"{name} needs a text argument {key}", True
+        values.append(value)
     try:
         if name == "shell":
             return _shell(values[0], timeout_s, output_limit)

@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from gyre_lib.rollout.environments import prepare_workspace
 from gyre_lib.rollout.sandboxes.protocol import MAX_FILE_BYTES, PROXY_PORT, TERM_GRACE_S, SandboxCommand, SandboxExit, SandboxUnavailable
+from gyre_lib.rollout.tasks import Task
 
 RELAY = Path(__file__).with_name("relay.py")
 SOCKET_INSIDE = "/run/gyre/proxy.sock"
@@ -39,6 +41,12 @@ class Bubblewrap:
         probe = subprocess.run([self._program, *_namespaces(), *_system(), "/bin/true"], capture_output=True, text=True, timeout=20)
         if probe.returncode:
             raise SandboxUnavailable(f"{self._program} refuses: {probe.stderr.strip()[:300]}")
+
+    def image_of(self, task: Task) -> str:
+        return ""
+
+    def prepare(self, task: Task, image: str, workspace: Path) -> None:
+        prepare_workspace(task, workspace)
 
     def run(self, command: SandboxCommand, timeout_s: float, cancelled: threading.Event) -> SandboxExit:
         status_read, status_write = os.pipe()

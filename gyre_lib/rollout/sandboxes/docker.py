@@ -10,12 +10,16 @@ import time
 import uuid
 from pathlib import Path
 
+from gyre_lib.rollout.artifacts import digest_tree
+from gyre_lib.rollout.environments import apply_dockerfile, copy_into
 from gyre_lib.rollout.sandboxes.protocol import MAX_FILE_BYTES, PROXY_PORT, TERM_GRACE_S, SandboxCommand, SandboxExit, SandboxUnavailable
+from gyre_lib.rollout.tasks import Task
 
 RELAY = Path(__file__).with_name("relay.py")
 SOCKET_INSIDE = "/run/gyre/proxy.sock"
 RELAY_INSIDE = "/run/gyre/relay.py"
 POLL_S = 0.25
+BUILD_TIMEOUT_S = 1800.0
 DOCKER_FAILED = 125
 """Exit code of `docker run` when the daemon or the image, not the command, failed."""
 
@@ -30,9 +34,41 @@ class Docker:
     def check(self) -> None:
         if shutil.which(self._program) is None:
             raise SandboxUnavailable(f"{self._program} is not installed")
-        probe = subprocess.run([self._program, "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True, timeout=30)
-        if probe.returncode:
-            raise SandboxUnavailable(f"the docker daemon does not answer: {probe.stderr.strip()[:300]}")
+        self._docker("info", "--format", "{{.ServerVersion}}", timeout_s=30.0)
+
+    def image_of(self, task: Task) -> str:
+        """The task's image, or one built from environment/Dockerfile (tagged by its content, so it is built once)."""
+        if task.image:
+            return task.image
+        if task.environment is None or not (task.environment / "Dockerfile").is_file():
+            return self._default_image
+        tag = f"gyre-task:{digest_tree(task.environment)[0][:16]}"
+        if self._docker("image", "inspect", tag, check=False).returncode:
+            self._docker("build", "--quiet", "--tag", tag, str(task.environment), timeout_s=BUILD_TIMEOUT_S)
+        return tag
+
+    def prepare(self, task: Task, image: str, workspace: Path) -> None:
+        """What the image has in the work folder, then the files of environment/ (which a Dockerfile has copied already)."""
+        workspace.mkdir(parents=True)
+        container = self._docker("create", image, "true").stdout.strip()
+        try:
+            self._docker("cp", f"{container}:{task.workdir}/.", str(workspace), check=False)
+        finally:
+            self._docker("rm", "--force", container, check=False)
+        if task.environment is not None:
+            if (task.environment / "Dockerfile").is_file() and task.image:
+                apply_dockerfile(task.environment, task.workdir, workspace)
+            elif not (task.environment / "Dockerfile").is_file():
+                copy_into(task.environment, workspace)
+
+    def _docker(self, *arguments: str, check: bool = True, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        try:
+            done = subprocess.run([self._program, *arguments], capture_output=True, text=True, timeout=timeout_s)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SandboxUnavailable(f"docker {arguments[0]}: {error}") from error
+        if check and done.returncode:
+            raise SandboxUnavailable(f"docker {arguments[0]}: {done.stderr.strip()[-300:]}")
+        return done
 
     def arguments(self, command: SandboxCommand, name: str) -> list[str]:
         """The `docker run` command line."""
@@ -76,7 +112,7 @@ class Docker:
             return SandboxExit("exited", code)
 
     def _stop(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        subprocess.run([self._program, "stop", "--time", str(int(TERM_GRACE_S)), name], capture_output=True, timeout=60)
-        subprocess.run([self._program, "rm", "--force", name], capture_output=True, timeout=60)
+        self._docker("stop", "--time", str(int(TERM_GRACE_S)), name, check=False)
+        self._docker("rm", "--force", name, check=False)
         process.kill()
         process.wait()

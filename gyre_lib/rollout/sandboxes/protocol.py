@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from gyre_lib.rollout.tasks import Task
+
 PROXY_PORT = 8484
 """Port inside the sandbox under which the relay offers the proxy."""
 MAX_FILE_BYTES = 256 * 2**20
@@ -49,6 +51,12 @@ class Sandbox(Protocol):
 
     def check(self) -> None:
         """Raises SandboxUnavailable, saying what is missing and how to get it."""
+
+    def image_of(self, task: Task) -> str:
+        """The container image of this task, built if need be; empty for sandboxes without images. Raises SandboxUnavailable."""
+
+    def prepare(self, task: Task, image: str, workspace: Path) -> None:
+        """Create the fresh workspace. Raises InputError for an environment it cannot make, SandboxUnavailable, OSError."""
 
     def run(self, command: SandboxCommand, timeout_s: float, cancelled: threading.Event) -> SandboxExit:
         """Run to the end, the limit or the cancellation; nothing of it is alive afterwards. On the limit and on cancellation the

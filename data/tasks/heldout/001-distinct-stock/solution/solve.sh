@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort -u stock.csv | wc -l > answer.txt

@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort -u songs.dat | wc -l > answer.txt

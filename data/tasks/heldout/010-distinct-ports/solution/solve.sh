@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u ports.dat | wc -l > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u songs.log | wc -l > answer.txt

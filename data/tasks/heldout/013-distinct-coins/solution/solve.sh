@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort -u coins.log | wc -l > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && wc -w < songs.txt > answer.txt

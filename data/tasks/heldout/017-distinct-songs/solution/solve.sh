@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u songs.csv | wc -l > answer.txt

@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && wc -l < cups.txt > answer.txt

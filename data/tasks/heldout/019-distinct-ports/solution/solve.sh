@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u ports.csv | wc -l > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && wc -l < trees.txt > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u birds.txt | wc -l > answer.txt

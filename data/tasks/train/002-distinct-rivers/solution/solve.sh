@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort -u rivers.dat | wc -l > answer.txt

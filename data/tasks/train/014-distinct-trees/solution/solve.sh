@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u trees.txt | wc -l > answer.txt

@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort ports.csv | head -n 1 > answer.txt

@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && wc -l < bikes.log > answer.txt

@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort -u doors.dat | wc -l > answer.txt

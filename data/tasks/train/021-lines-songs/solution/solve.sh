@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && wc -l < songs.dat > answer.txt

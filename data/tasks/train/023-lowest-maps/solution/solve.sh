@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort maps.dat | head -n 1 > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u stock.dat | wc -l > answer.txt

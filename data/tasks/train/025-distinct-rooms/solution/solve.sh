@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u rooms.txt | wc -l > answer.txt

@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && grep -c blue ports.dat > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u books.log | wc -l > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u tools.log | wc -l > answer.txt

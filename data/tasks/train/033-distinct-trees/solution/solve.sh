@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort -u trees.log | wc -l > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && tail -n 1 stock.dat > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && wc -w < birds.log > answer.txt

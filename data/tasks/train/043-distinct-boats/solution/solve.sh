@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort -u boats.txt | wc -l > answer.txt

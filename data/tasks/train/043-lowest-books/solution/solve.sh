@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort books.log | head -n 1 > answer.txt

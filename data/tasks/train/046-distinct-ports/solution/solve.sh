@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort -u ports.txt | wc -l > answer.txt

@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort -u shirts.txt | wc -l > answer.txt

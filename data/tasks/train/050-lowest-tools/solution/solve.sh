@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && sort tools.txt | head -n 1 > answer.txt

@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort songs.dat | head -n 1 > answer.txt

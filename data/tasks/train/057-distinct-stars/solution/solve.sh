@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort -u stars.txt | wc -l > answer.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && wc -l < tools.txt > answer.txt

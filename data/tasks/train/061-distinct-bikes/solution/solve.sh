@@ -1,2 +1,0 @@
-#!/bin/bash
-cd /app && sort -u bikes.csv | wc -l > answer.txt

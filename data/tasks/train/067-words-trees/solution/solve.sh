@@ -1,0 +1,2 @@
+#!/bin/bash
+cd /app && wc -w < trees.txt > answer.txt
