@@ -1,5 +1,6 @@
 """Evaluation: a valid zero is a reward, a broken evaluation is not; nothing but the artifact and the task's rule decides."""
 
+import contextlib
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -110,10 +111,8 @@ def test_the_exit_code_decides_without_a_reward_file(task: Task, artifact: Path,
 def test_any_reward_text_is_a_number_from_0_to_1_or_refused(tmp_path_factory: pytest.TempPathFactory, value: object, code: int):
     folder = tmp_path_factory.mktemp("logs")
     (folder / "reward.txt").write_text(str(value), encoding="utf-8", errors="replace")
-    try:
+    with contextlib.suppress(NoReward):
         assert 0.0 <= read_reward(folder, code) <= 1.0
-    except NoReward:
-        pass
 
 
 def test_assessments_that_contradict_themselves_are_refused():

@@ -67,7 +67,7 @@ def test_processes_left_behind_die_with_the_sandbox(tmp_path, endpoint, task):
 
 
 def test_sigterm_reaches_the_harness_before_the_kill(tmp_path, endpoint, task):
-    trap = "trap 'echo saved > late.txt; exit' TERM; while true; do sleep 0.05; done"
+    trap = "exec > /dev/null 2>&1; trap 'echo saved > late.txt; exit' TERM; while true; do sleep 0.05; done"
     result = run(tmp_path, order(endpoint(shell(trap), DONE), task.folder, harness_budget_s=5.0))
     assert isinstance(result.outcome, HarnessTimeout)
     assert (Path(result.artifact_ref) / "workspace" / "late.txt").read_text() == "saved\n"

@@ -68,9 +68,7 @@ class Bubblewrap:
         return SandboxExit("exited", code)
 
     def _start(self, command: SandboxCommand, status_fd: int) -> subprocess.Popen[bytes]:
-        arguments = [self._program, *_namespaces(), *_system(), "--json-status-fd", str(status_fd), "--clearenv"]
-        for name, value in {**ENVIRONMENT, **command.env}.items():
-            arguments += ["--setenv", name, value]
+        arguments = [self._program, *_namespaces(), *_system(), "--json-status-fd", str(status_fd)]
         for inside, outside in command.read_only.items():
             arguments += ["--ro-bind", str(outside), inside]
         for inside, outside in command.writable.items():
@@ -85,6 +83,9 @@ class Bubblewrap:
             with command.output.open("wb") as output:
                 return subprocess.Popen(
                     [*arguments, "--", *limited],
+                    executable=shutil.which(self._program),
+                    # Not on the command line, where the key could be read in the list of processes.
+                    env={**ENVIRONMENT, **command.env},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
