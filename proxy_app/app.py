@@ -24,6 +24,8 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 MAX_BODY_BYTES = 32 * 2**20
+DRAINED_BODY_BYTES = 4 * MAX_BODY_BYTES
+"""A body that is too large is still read (and dropped) up to here, so that the client sees the error and not a reset."""
 BODY_IDLE_S = 30.0
 """Longest silence while a request's body comes in."""
 SEND_IDLE_S = 300.0
@@ -87,7 +89,7 @@ class HarnessApp:
     async def _call(self, api: str, method: str, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         _only(method, "POST")
         route = await self._authenticate(headers)
-        body = _loads(await _read_body(headers, receive))
+        body = _loads(await _read_body(receive))
         if route.execution_id not in self._table.executions:
             raise ApiError(calls.ENDED, "this execution has ended")
         self._counters.requests += 1
@@ -123,7 +125,7 @@ class HarnessApp:
     async def _count(self, method: str, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         _only(method, "POST")
         route = await self._authenticate(headers)
-        body = _loads(await _read_body(headers, receive))
+        body = _loads(await _read_body(receive))
         execution = await self._turns.execution(route.execution_id)
         call, state = read_call("anthropic", body, headers, execution, remember=False)
         placed = self._turns.place(call, state, execution)
@@ -194,11 +196,8 @@ def _loads(content: bytes) -> Any:
     return body
 
 
-async def _read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
+async def _read_body(receive: Receive) -> bytes:
     """The whole body, within the limits of size and of silence."""
-    declared = headers.get(b"content-length", b"0")
-    if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
-        raise ApiError(calls.TOO_LARGE, f"request exceeds {MAX_BODY_BYTES} bytes")
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -210,11 +209,11 @@ async def _read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
         if message["type"] == "http.disconnect":
             raise Disconnected
         piece = message.get("body", b"")
-        if piece:
+        size += len(piece)
+        if size <= MAX_BODY_BYTES:
             pieces.append(piece)
-            size += len(piece)
-            if size > MAX_BODY_BYTES:
-                raise ApiError(calls.TOO_LARGE, f"request exceeds {MAX_BODY_BYTES} bytes")
+        if size > DRAINED_BODY_BYTES or (size > MAX_BODY_BYTES and not message.get("more_body", False)):
+            raise ApiError(calls.TOO_LARGE, f"request exceeds {MAX_BODY_BYTES} bytes")
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

@@ -87,7 +87,11 @@ class Envelope(_Model):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: Annotated[str, Field(max_length=1024)] | Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)] | None = None
+    stop: (
+        Annotated[str, Field(max_length=1024)]
+        | Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)]
+        | None
+    ) = None
     n: Literal[1] | None = None
     temperature: float | None = None
     top_p: float | None = None

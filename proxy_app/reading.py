@@ -8,8 +8,8 @@ from typing import Any
 
 from gyre_lib.trajectories import classes
 from gyre_lib.trajectories.trajectory_tree import WalkState
-from proxy_app import anthropic, openai
-from proxy_app.calls import Call
+from proxy_app import anthropic, calls, openai
+from proxy_app.calls import ApiError, Call
 from proxy_app.sessions import Execution, Remembered
 
 KEPT_HEADERS = (b"user-agent", b"x-claude-code-session-id", b"anthropic-beta")
@@ -53,6 +53,8 @@ def _read_openai(body: Any, headers: dict[bytes, bytes], execution: Execution, r
     envelope = openai.read_envelope(body)
     leading = openai.leading_system(envelope.messages)
     raw, raw_system, raw_tools = envelope.messages[leading:], envelope.messages[:leading], body.get("tools")
+    if not raw:
+        raise ApiError(calls.BAD_REQUEST, "messages: at least one user message is needed")
     memory_key = headers.get(anthropic.AGENT_HEADER, b"").decode("latin-1")[:64]
     known = execution.memory.find(memory_key, raw_system, raw_tools, raw)
     head = known.head if known else execution.memory.head(memory_key, raw_system, raw_tools) or openai.read_head(body, raw_system)

@@ -1,6 +1,7 @@
 """Text to ids and back, straight over `tokenizers`.
 
-Control tokens that stand in a message as text stay text: nothing a harness or a tool writes can open or close a turn.
+Control tokens (those the tokenizer marks as special) that stand in a message as text stay text: nothing a harness or a tool writes can
+open or close a turn. Markup such as `<tool_call>`, which Qwen's tokenizers do not mark so, is read as tokens, as templates need it.
 
 Plain ASCII text (most of what agents send) takes a short way: the tokenizer's own split pattern run by `re`, then one look-up per word in a
 cache of words that the tokenizer's own BPE model encoded. It is used only for tokenizers whose pipeline is exactly split pattern plus
@@ -39,13 +40,15 @@ class TextTokenizer:
         self.eos_token_id = self._tokenizer.token_to_id("<|im_end|>")
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._words = None if control_tokens else _Words.of(self._tokenizer)
-        if self._words is not None and any(self._words.encode(text) != self._slow(text) for text in SELF_CHECK):
+        if self._words is not None and any(self._words.encode(text) not in (None, self._slow(text)) for text in SELF_CHECK):
             logger.warning("%s: the short way of tokenising disagrees with the library and is not used", path)
             self._words = None
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
         if self._words is not None and text.isascii() and not any(token in text for token in self._words.added):
-            return self._words.encode(text)
+            ids = self._words.encode(text)
+            if ids is not None:
+                return ids
         return self._slow(text)
 
     def decode(self, token_ids: Any, *args: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:
@@ -64,8 +67,8 @@ class TextTokenizer:
 class _Words:
     """The short way for ASCII text. Thread-safe: the cache only ever gains what the model would say again."""
 
-    def __init__(self, tokenizer: Tokenizer, pattern: str, added: tuple[str, ...]) -> None:
-        self._split = re.compile(_ascii_pattern(pattern), re.ASCII).findall
+    def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str], added: tuple[str, ...]) -> None:
+        self._split = pattern.findall
         self._model = tokenizer.model
         self._letters = {code: chr(code) if 33 <= code <= 126 else chr(256 + position) for position, code in enumerate(_unprintable())}
         self._cache: dict[str, list[int]] = {}
@@ -90,12 +93,22 @@ class _Words:
         added = parts.get("added_tokens") or []
         if any(token.get("lstrip") or token.get("rstrip") or token.get("single_word") for token in added):
             return None
-        return cls(tokenizer, pattern, tuple(token["content"] for token in added if not token["special"]))
+        try:
+            compiled = re.compile(_ascii_pattern(pattern), re.ASCII)
+        except re.error:
+            return None
+        if compiled.groups:
+            return None
+        return cls(tokenizer, compiled, tuple(token["content"] for token in added if not token["special"]))
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int] | None:
+        """None where the pattern leaves a gap (the library keeps gaps as words of their own)."""
         cache = self._cache
+        words = self._split(text)
+        if sum(map(len, words)) != len(text):
+            return None
         ids: list[int] = []
-        for word in self._split(text):
+        for word in words:
             known = cache.get(word)
             if known is None:
                 known = self._learn(word)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from scripted import Harness, ProxyProcess, harness
 
-from gyre_lib.benchmarks.small_tokenizer import write_small_model
+from gyre_lib.benchmarks.proxy_rig.small_tokenizer import write_small_model
 from proxy_app.rendering import Rendering
 
 

@@ -18,7 +18,7 @@ import pytest
 from claude_cli import BINARY, run_claude, user_line
 from scripted import Answer, EngineRequest, Harness, ProxyProcess, Turn, harness, path_ids
 
-from gyre_lib.benchmarks.small_tokenizer import write_small_model
+from gyre_lib.benchmarks.proxy_rig.small_tokenizer import write_small_model
 from gyre_lib.trajectories.provenance import trainable_records
 from gyre_lib.trajectories.tito_record import RequestRecord
 from proxy_app.rendering import Rendering

@@ -1,0 +1,1 @@
+"""Parts of the proxy benchmark: a tokenizer without weights, and a load generator."""
