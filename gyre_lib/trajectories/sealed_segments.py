@@ -25,7 +25,7 @@ from gyre_lib.trajectories.schemas import SCHEMA_VERSION, SCHEMAS, schema_versio
 
 SUFFIX = ".parquet"
 MANIFEST = ".manifest.json"
-ROWS_PER_GROUP = 1024
+ROWS_PER_GROUP = 2048
 """Small enough that reading one execution decodes little more than its own rows."""
 
 _REQUEST_OPTIONS: dict[str, Any] = {
@@ -51,7 +51,6 @@ _REQUEST_OPTIONS: dict[str, Any] = {
         "version_last",
     ],
     "write_statistics": ["execution_id", "sequence", "recorded_s"],
-    "data_page_size": 4 * 2**20,
 }
 
 

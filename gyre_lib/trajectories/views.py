@@ -27,17 +27,9 @@ from gyre_lib.trajectories.vocabulary import VOCABULARY, read_vocabulary
 VIEWS_FOLDER = Path(__file__).resolve().parents[2] / "data" / "sql"
 _CREATE = re.compile(r"CREATE (VIEW|MACRO) (\w+)\s*(?:\(([^)]*)\))? AS", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
-_SUPERSEDED = (
-    "executions",
-    "groups",
-    "artifacts",
-    "assessments",
-    "admissions",
-    "micro_steps",
-    "train_steps",
-    "transitions",
-    "publications",
-)
+_READ_ON_DEMAND = ("requests", "admissions", "micro_steps")
+"""Tables with a row per model call or the like: never loaded whole. The others are loaded when the connection is opened."""
+_NEVER_SUPERSEDED = ("requests", "engines")
 
 
 @dataclass(frozen=True)
@@ -142,7 +134,8 @@ def _create_table(connection: duckdb.DuckDBPyConnection, snapshot: TableSnapshot
         parts.insert(0, f"SELECT * FROM {table}_sealed")
     connection.execute(f"CREATE VIEW {table}_log AS {' UNION ALL '.join(parts)}")
     latest = f"QUALIFY row_number() OVER (PARTITION BY {', '.join(KEYS[table])} ORDER BY recorded_s DESC) = 1"
-    connection.execute(f"CREATE VIEW {table} AS SELECT * FROM {table}_log {latest if table in _SUPERSEDED else ''}")
+    kind = "VIEW" if table in _READ_ON_DEMAND else "TABLE"
+    connection.execute(f"CREATE {kind} {table} AS SELECT * FROM {table}_log {'' if table in _NEVER_SUPERSEDED else latest}")
 
 
 def _settings(layout: RunLayout) -> dict[str, str]:
