@@ -55,6 +55,9 @@ class UpdateReport:
 class CellTrainer:
     """Call on every rank of a cell, the same calls in the same order; only prefix cells take part in reduce_and_update.
 
+    An error in the middle of a stream leaves a cell of several ranks with messages nobody will receive: it then refuses further streams,
+    and its processes are to be replaced.
+
     torch.distributed must be initialised over all ranks of all cells, with rank = layout.rank. Raises InputError for a model or a
     layout that cannot be trained.
     """
@@ -76,6 +79,8 @@ class CellTrainer:
         self.stage = PolicyStage(self.model, self.groups, layout, bounds, self.device)
         self.step: int | None = None
         """The open batch's step."""
+        self.broken = ""
+        """Why this cell's ranks are out of step with each other; empty while they are not."""
         self.version = 0
         """Steps taken: what the weights are after the last update or restore seen by this rank."""
         self._streams = 0
@@ -107,12 +112,19 @@ class CellTrainer:
         """
         if self.step is None:
             raise RuntimeError("train_stream without begin_batch")
+        if self.broken:
+            raise RuntimeError(f"cell {self.layout.cell} must be restarted, its pipeline broke: {self.broken}")
         name = f"cell{self.layout.cell}/stream{self._streams}"
         self._streams += 1
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
         stream = MicroStepStream(self.layout, store, source, self.settings.stall_limit_s)
         neighbours = Neighbours(self.groups.forward, self.groups.backward, self.settings.stall_limit_s, self.device)
-        report = ContinuousPipeline(self.stage, neighbours, stream, self.dtype).run()
+        try:
+            report = ContinuousPipeline(self.stage, neighbours, stream, self.dtype).run()
+        except Exception as error:
+            if self.layout.ranks_per_cell > 1:
+                self.broken = f"{type(error).__name__}: {error}"
+            raise
         self._executions = report.executions
         self._forward_backward_s += report.compute_s
         return report

@@ -5,6 +5,7 @@ real processes that share one queue; satellites join when told, pull the core's 
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from gyre_lib.config.run_config import ModelConfig, TrainingConfig
+from gyre_lib.training import checkpoint
 from gyre_lib.training.cell_trainer import CellTrainer, UpdateReport
 from gyre_lib.training.local_ranks import LocalRanks
 from gyre_lib.training.micro_steps import Closed, MicroStep, Wait, from_arrow, to_arrow
@@ -69,6 +71,15 @@ class RankCommands:
     def gradients(self) -> dict[str, Any]:
         """Of the last update, after normalisation and clip, under Hugging Face names."""
         return {name: tensor.clone().numpy() for name, tensor in self.trainer.last_gradients()}
+
+    def export(self, folder: str) -> None:
+        """Write a model folder that an engine can load."""
+        weights = self.trainer.hf_weights()
+        if self.trainer.layout.is_leader:
+            checkpoint.write_tensors(Path(folder), weights)
+            checkpoint.copy_model_files(self.trainer.model_dir, Path(folder))
+        else:
+            deque(weights, maxlen=0)
 
     def save(self, directory: str, journal_position: dict[str, Any]) -> None:
         self.trainer.save_checkpoint(directory, journal_position)

@@ -117,6 +117,10 @@ def test_a_stage_without_its_neighbour_fails_loudly(untied: Case) -> None:
         with pytest.raises(RankFailed, match=r"StageStalled: stage 0 of 2: (sending an activation|receiving a gradient) failed after"):
             cells.collect([0])
         assert time.monotonic() - begun < 30.0
+        cells.pipes[0].send(("train", (0,)))
+        cells.busy.add(0)
+        with pytest.raises(RankFailed, match="cell 0 must be restarted, its pipeline broke: StageStalled"):
+            cells.collect([0])
 
 
 def test_a_batch_without_a_valid_reward_changes_nothing(untied: Case) -> None:
