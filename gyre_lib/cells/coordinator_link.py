@@ -16,6 +16,8 @@ from gyre_lib.training.micro_steps import Closed, MicroStep, Wait, from_arrow
 
 LONG_POLL_S = 20.0
 RETRY_S = 0.5
+LONGEST_WAIT_S = 0.2
+"""A cell that finds no work asks less and less often, down to this: on a small machine the asking itself takes time from the rollouts."""
 REFUSALS = 5
 """So many server errors in a row are taken for an answer."""
 
@@ -79,6 +81,7 @@ class HttpMicroStepSource:
         self._link = link
         self._step = step
         self._life: str | None = None
+        self._wait_s = 0.0
         self.superseded = False
         """The coordinator has restarted since the first claim: it counts nothing of what this source has claimed."""
 
@@ -93,14 +96,16 @@ class HttpMicroStepSource:
         if answer.status_code == 410:
             return Closed(answer.json()["executions"])
         if answer.status_code == 204:
-            return Wait(float(answer.headers["x-gyre-wait-s"]))
+            self._wait_s = min(2 * self._wait_s or float(answer.headers["x-gyre-wait-s"]), LONGEST_WAIT_S)
+            return Wait(self._wait_s)
+        self._wait_s = 0.0
         return from_arrow(answer.content)
 
     def done(self, micro_step: MicroStep, stats: Mapping[str, Any]) -> None:
         if self.superseded:
             return
         body = {"cell": self._link.cell, "step": self._step, "micro_step_id": micro_step.micro_step_id, "stats": dict(stats)}
-        self._link.call("POST", "/micro_steps/done", accept=self._is_of_another_life, json=body)
+        self._is_of_another_life(self._link.call("POST", "/micro_steps/done", accept=self._is_of_another_life, json=body))
 
     def _is_of_another_life(self, answer: httpx.Response) -> bool:
         life = answer.headers.get("x-gyre-life")

@@ -32,7 +32,10 @@ class _Server:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 url = urlsplit(self.path)
                 query = {name: values[0] for name, values in parse_qs(url.query).items()}
-                status, headers, content = outer.answer(self.command, url.path, query, json.loads(body) if body else {})
+                try:
+                    status, headers, content = outer.answer(self.command, url.path, query, json.loads(body) if body else {})
+                except Exception as error:
+                    status, headers, content = 500, {}, repr(error).encode()
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
