@@ -112,19 +112,20 @@ class Player:
 
 @dataclass
 class Settings:
-    updates: int = 12
-    groups: int = 8
+    updates: int = 10
+    groups: int = 4
     executions: int = 8
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
+    adam_eps: float = 1e-8
     ratio_low: float = 0.8
     ratio_high: float = 1.25
     temperature: float = 1.0
     steps_per_burst: int = 2
     extra_dispatch: float = 0.5
     clip_grad_norm: float = 1.0
-    max_turns: int = 5
+    max_turns: int = 4
     max_output_tokens: int = 64
 
 
@@ -191,7 +192,7 @@ def learn(model_dir: Path, seed: int, settings: Settings, samples: int, log: boo
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = Qwen3ForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     player = Player(tokenizer, renderer_of(tokenizer), settings.temperature, settings.max_turns, settings.max_output_tokens)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=settings.adam_eps, weight_decay=0.0)
     # As in the shipped folder: two fixed tasks of each pair, taken in a shuffled order.
     shipped = random.Random(7)
     tasks = [draw_task(shipped, *pair) for pair in training_pairs() * 2]
