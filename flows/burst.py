@@ -24,6 +24,7 @@ from tasks.transitions import return_to_rollout, switch_to_training
 
 # Group and step watchers mostly sleep; evaluations and transitions take the rest.
 THREADS = 24
+FEED_WAIT_S = 5.0
 Entry = dict[str, Any]
 
 
@@ -44,8 +45,10 @@ def burst(
     for group in client.outstanding_groups():
         work.follow_group(group["group_id"])
     after = 0
-    while not work.ended and client.state()["burst"] <= burst:
-        for entry in client.feed(after):
+    while not work.ended and (state := client.state())["burst"] <= burst:
+        if state["problem"]:
+            raise RuntimeError(f"burst {burst} stands still: {state['problem']}")
+        for entry in client.feed(after, timeout_s=FEED_WAIT_S):
             after = max(after, entry["seq"])
             work.start(entry)
     wait(work.futures)

@@ -12,8 +12,8 @@ from gyre_lib.training.micro_steps import Closed, MicroStep, Wait
 from gyre_lib.training.packing import PackingBuffer, PackingSettings, ReadyExecution, ReadyGroup
 from gyre_lib.trajectories.admission import admission_rows, admit_nodes, nodes_of_table
 from gyre_lib.trajectories.materialisation import materialise_table
+from gyre_lib.trajectories.request_follower import RequestFollower
 from gyre_lib.trajectories.schemas import SCHEMAS
-from gyre_lib.trajectories.store import read_execution_rows
 
 if TYPE_CHECKING:
     from gyre_lib.coordination.coordinator import Coordinator
@@ -25,6 +25,7 @@ class BatchFeeder:
     def __init__(self, coordinator: "Coordinator") -> None:
         self._c = coordinator
         self.packing = PackingBuffer(PackingSettings.from_config(coordinator.config))
+        self.requests = RequestFollower(coordinator.layout)
         self.step: int | None = None
         self.assigned: list[str] = []
         self.opened_s = 0.0
@@ -88,6 +89,8 @@ class BatchFeeder:
         groups = [self._c.buffer.groups[group_id] for group_id in self.assigned]
         for group in groups:
             group.status, group.step = "consumed", step
+            for execution_id in group.executions:
+                self.requests.forget(execution_id)
         self.step = None
         return groups
 
@@ -140,7 +143,7 @@ class BatchFeeder:
     def _ready_execution(self, execution: Execution) -> ReadyExecution:
         """Admit and materialise one execution's trajectories from its recorded tokens."""
         layout, limit, version = self._c.layout, self._c.config.training.max_trajectories, execution.dispatch_version
-        requests = read_execution_rows(layout, execution.execution_id)
+        requests = self.requests.execution(execution.execution_id, execution.requests)
         admission = admit_nodes(
             nodes_of_table(requests),
             run_id=layout.run_id,

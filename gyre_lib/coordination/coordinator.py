@@ -29,6 +29,7 @@ from gyre_lib.coordination.proxies import Proxies, Proxy
 from gyre_lib.coordination.recording import Tables
 from gyre_lib.coordination.routing_table import Route, RoutingTable
 from gyre_lib.coordination.trajectory_buffer import PLACEHOLDER, Execution, Group, TrajectoryBuffer
+from gyre_lib.rollout.sandboxes.circuit import SandboxCircuit, SandboxServiceDown
 from gyre_lib.rollout.tasks import find_tasks
 from gyre_lib.scheduling import events as ev
 from gyre_lib.scheduling.replay import replay_entry
@@ -69,6 +70,7 @@ class Coordinator:
         self.tables = Tables(layout, config)
         self.batches = BatchFeeder(self)
         self.launch_orders: asyncio.Queue[str] = asyncio.Queue()
+        self.sandboxes = SandboxCircuit()
         self.workers: dict[str, Worker] = {}
         self.cells_ready: dict[int, set[int]] = {}
         self.memory_released: set[int] = set()
@@ -207,10 +209,10 @@ class Coordinator:
         await self.proxies.register(proxy)
 
     async def claim(self, worker_id: str, slots: int, timeout_s: float) -> list[Execution]:
-        """Launch orders for a worker, at most `slots`; waits for the first up to the time-out."""
+        """Launch orders for a worker, at most `slots`; waits for the first up to the time-out. None while the sandbox service is down."""
         self.heard_from(worker_id)
         claimed: list[Execution] = []
-        while len(claimed) < slots:
+        while len(claimed) < slots and not self.problem:
             try:
                 wait = timeout_s if not claimed else 0.05
                 execution_id = await asyncio.wait_for(self.launch_orders.get(), wait)
@@ -228,6 +230,15 @@ class Coordinator:
         worker.seen_s = time.time()
         return worker.cancelled
 
+    @property
+    def problem(self) -> str:
+        """Why nothing is launched any more; empty while all is well."""
+        try:
+            self.sandboxes.check()
+        except SandboxServiceDown as down:
+            return str(down)
+        return ""
+
     async def ended(self, execution_id: str, outcome: str, detail: str, artifact_ref: str, artifact_digest: str = "") -> None:
         """A launched execution terminated: revoke its key, fix its records, count it once, and have its work evaluated."""
         execution = self.buffer.executions[execution_id]
@@ -239,6 +250,7 @@ class Coordinator:
         if not self.buffer.end(execution_id, now, outcome, detail, artifact_ref):
             return
         execution.requests, execution.output_tokens = counts["requests"], counts["output_tokens"]
+        self._watch_sandboxes(execution)
         self.ledger.append(
             {
                 "kind": "ended",
@@ -255,6 +267,12 @@ class Coordinator:
         if execution.train:
             await self.apply(ev.ExecutionEnded(execution_id))
         await self._after_end(execution)
+
+    def _watch_sandboxes(self, execution: Execution) -> None:
+        if execution.outcome == "InfrastructureFailed":
+            self.sandboxes.failed(execution.outcome_detail)
+        elif execution.outcome != "Cancelled":
+            self.sandboxes.succeeded()
 
     async def _after_end(self, execution: Execution) -> None:
         if execution.outcome == "Cancelled":
@@ -288,7 +306,9 @@ class Coordinator:
         )
         self.tables.execution(execution)
         await self.feed.finish_if_there(f"evaluate-{execution_id}", {"score": score, "validity": validity})
-        if execution.train:
+        if not execution.train:
+            self.batches.requests.forget(execution_id)
+        else:
             await self._after_settlement(execution.group_id, now)
 
     async def _after_settlement(self, group_id: str, now: float) -> None:

@@ -110,7 +110,7 @@ def run_figures(layout: RunLayout) -> RunFigures:
             requests=rows(REROUTES)[0],
             scheduler=replay(json.dumps(entry) for entry in entries).snapshot(),
             water_level=list(_water_level(events)),
-            started_s=events[0]["now"],
+            started_s=next((entry["now"] for entry in events if entry["event"]["kind"] == "RunStarted"), events[0]["now"]),
             ended_s=events[-1]["now"],
         )
     if proxy_stats_path(layout).exists():

@@ -171,7 +171,7 @@ def _svg(figure: Any) -> str:
     from matplotlib import pyplot
 
     out = io.StringIO()
-    figure.savefig(out, format="svg", bbox_inches="tight")
+    figure.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     pyplot.close(figure)
     return out.getvalue()[out.getvalue().index("<svg") :]
 

@@ -149,6 +149,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
             **c.scheduler.snapshot(),
             "run_id": c.layout.run_id,
             "run_done": c.run_done,
+            "problem": c.problem,
             "engines": engines,
             "cells_ready": {cell: sorted(ranks) for cell, ranks in c.cells_ready.items()},
             "workers": sorted(c.workers),
@@ -161,6 +162,8 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
 
     @app.post("/run/start")
     async def start_run() -> dict[str, Any]:
+        """Begin, or go on: whoever launches the run again has looked at what stopped it."""
+        c.sandboxes.reset()
         if c.scheduler.dispatched == 0:
             await c.apply(ev.RunStarted())
         return {"burst": c.burst, "run_done": c.run_done}

@@ -8,7 +8,7 @@ class SandboxServiceDown(RuntimeError):
 
 
 class SandboxCircuit:
-    """Counts infrastructure failures in a row, over all executions of one worker. Thread-safe."""
+    """Counts infrastructure failures in a row, over all executions of one run. Thread-safe."""
 
     def __init__(self, limit: int = 8) -> None:
         self._limit = limit
