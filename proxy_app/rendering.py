@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 from renderers import Qwen3RendererConfig, Qwen35RendererConfig, Qwen36RendererConfig, Qwen38RendererConfig, create_renderer
 
 from gyre_lib.config.errors import InputError
@@ -209,8 +210,14 @@ class Rendering:
         calls: list[ParsedCall] = []
         statuses: list[str] = []
         text = parsed.content or ""
+        known = {tool.name for tool in tools}
         for attempt in parsed.tool_calls:
             status = str(getattr(attempt.status, "value", attempt.status))
+            unknown = _call_of_unknown_tool(attempt.raw) if status != "ok" and tools else None
+            if unknown is not None and unknown.name not in known:
+                calls.append(unknown)
+                statuses.append("unknown_tool")
+                continue
             arguments = _as_object(attempt.arguments) if attempt.arguments is not None else {}
             sound = (
                 bool(tools)
@@ -256,6 +263,31 @@ def template_messages(message: Supplied) -> list[dict[str, Any]]:
     return rendered
 
 
+def _call_of_unknown_tool(raw: str) -> ParsedCall | None:
+    """A well-formed call in XML form; its values stay text, as no schema types them. The harness answers that there is no such tool.
+
+    The library's parser types values by the schema and so calls it invalid when there is none.
+    """
+    text = raw.strip()
+    if not text.startswith("<function=") or not text.endswith("</function>"):
+        return None
+    name, _, rest = text[len("<function=") : -len("</function>")].partition(">")
+    if CALL_NAME.fullmatch(name) is None:
+        return None
+    arguments: dict[str, Any] = {}
+    rest = rest.lstrip()
+    while rest:
+        if not rest.startswith("<parameter="):
+            return None
+        key, opened, rest = rest[len("<parameter=") :].partition(">")
+        value, closed, rest = rest.partition("</parameter>")
+        if not opened or not closed:
+            return None
+        arguments[key] = value.removeprefix("\n").removesuffix("\n")
+        rest = rest.lstrip()
+    return ParsedCall(name, arguments)
+
+
 def _as_object(arguments: Any) -> Any:
     """Arguments as an object where they are one; JSON text of an object counts, other text stays text."""
     if isinstance(arguments, str):
@@ -268,10 +300,11 @@ def _as_object(arguments: Any) -> Any:
 
 
 def _json_safe(value: Any) -> bool:
-    """NaN and infinities parse as JSON in Python but are none."""
+    """What Python reads as JSON but cannot be sent as JSON: NaN and infinities, lone surrogates, integers beyond 64 bits."""
     try:
         json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError):
+        orjson.dumps(value)
+    except (TypeError, ValueError, RecursionError):
         return False
     return True
 

@@ -70,6 +70,8 @@ class Node:
     path: TokenPath | None = None
     """Prompt and output; made on demand for nodes read back from the store."""
     children: int = 0
+    continued: bool = False
+    """Its own agent went on from here (a fork of it by another agent does not count)."""
     delivered: bool = True
     """The harness is known to have had the whole answer."""
 
@@ -123,6 +125,7 @@ class TrajectoryTree:
         self.agents.add(node.agent_id)
         if node.parent is not None:
             node.parent.children += 1
+            node.parent.continued |= node.agent_id == node.parent.agent_id
 
     def walk(self, messages: Sequence[history.Message], agent_id: str, start: WalkState, offset: int = 0) -> list[WalkState]:
         """States after each of `messages`, beginning after `start`; `offset` is how many messages came before them.
@@ -192,4 +195,4 @@ def branch_reason(parent: Node | None, agent_id: str, summary: bool, repeated: b
         return "root"
     if parent.agent_id != agent_id:
         return "fork"
-    return "history" if parent.children else "extension"
+    return "history" if parent.continued else "extension"
