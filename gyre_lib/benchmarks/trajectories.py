@@ -142,8 +142,8 @@ def _many_executions(scratch: Path, divisor: int) -> list[BenchRow]:
     read_s = _best(lambda: store.dataset("requests", store.segments("requests")).to_table(columns=lists), 3)
     connection = open_connection(layout, vocabulary=False)
     questions = {
-        name: _best(lambda sql=sql: connection.sql(sql).fetchall(), 9)
-        for name, sql in (("mean score per class per version", SCORE_BY_CLASS), ("output tokens per execution", OUTPUT_BY_EXECUTION))
+        "mean score per class per version": _seconds_of(connection, SCORE_BY_CLASS),
+        "output tokens per execution": _seconds_of(connection, OUTPUT_BY_EXECUTION),
     }
     answers = [sorted(connection.sql(sql).fetchall()) for sql in (SCORE_BY_CLASS, OUTPUT_BY_EXECUTION)]
     connection.close()
@@ -237,6 +237,10 @@ class _Recorded:
             for field in schema
         ]
         return pa.table(arrays, schema=schema)
+
+
+def _seconds_of(connection: duckdb.DuckDBPyConnection, sql: str) -> float:
+    return _best(lambda: connection.sql(sql).fetchall(), 9)
 
 
 def _write(layout: RunLayout, data: _Recorded, rank: np.ndarray) -> tuple[float, int]:

@@ -44,14 +44,15 @@ class TableSnapshot:
         """Rows of the sealed segments, read on demand."""
         return self._store.dataset(self.table, self.sealed)
 
-    def rows(self, filter: pc.Expression | None = None) -> pa.Table:
+    def rows(self, filter: pc.Expression | None = None, columns: list[str] | None = None) -> pa.Table:
         """All rows that pass the filter, sealed ones first."""
         parts = []
         if self.sealed:
-            parts.append(self.sealed_rows().to_table(filter=filter))
+            parts.append(self.sealed_rows().to_table(filter=filter, columns=columns))
         open_rows = self.open_rows()
-        parts.append(open_rows if filter is None else open_rows.filter(filter))
-        return pa.concat_tables([part.cast(SCHEMAS[self.table]) for part in parts])
+        open_rows = open_rows if filter is None else open_rows.filter(filter)
+        parts.append(open_rows if columns is None else open_rows.select(columns))
+        return pa.concat_tables([part.cast(parts[-1].schema) for part in parts])
 
 
 def _read_if_there(path: Path) -> OpenSegment | None:
@@ -63,9 +64,9 @@ def _read_if_there(path: Path) -> OpenSegment | None:
     return segment if segment.schema is not None else None
 
 
-def read_table(layout: RunLayout, table: str, filter: pc.Expression | None = None) -> pa.Table:
-    """Every recorded row of a table that passes the filter (superseded rows too), with today's schema."""
-    return TableSnapshot(layout, table).rows(filter)
+def read_table(layout: RunLayout, table: str, filter: pc.Expression | None = None, columns: list[str] | None = None) -> pa.Table:
+    """Every recorded row of a table that passes the filter (superseded rows too), with today's schema; only these columns if given."""
+    return TableSnapshot(layout, table).rows(filter, columns)
 
 
 def read_execution(layout: RunLayout, execution_id: str) -> list[RequestRecord]:

@@ -42,7 +42,7 @@ class ExecutionRecord:
         for item in self.admitted:
             for run in item["targets"]:
                 request_id = item["path_request_ids"][run["node"]]
-                found[request_id] |= dict.fromkeys(range(run["start"], run["end"]), item["trajectory"])
+                found[request_id].update({place: item["trajectory"] for place in range(run["start"], run["end"])})
         return dict(found)
 
     @property

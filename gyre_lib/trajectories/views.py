@@ -146,7 +146,7 @@ def _settings(layout: RunLayout) -> dict[str, str]:
         data = yaml.safe_load(layout.config.read_text()) or {}
     except FileNotFoundError:
         data = {}
-    return dict(_flatten(RunConfig().model_dump(), "")) | dict(_flatten(data, ""))
+    return dict(_flatten(RunConfig.model_validate({}).model_dump(), "")) | dict(_flatten(data, ""))
 
 
 def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_trees import executions, record
 
@@ -43,6 +43,7 @@ def path_to(records: list[RequestRecord], leaf: str) -> tuple[str, ...]:
     return tuple(reversed(path))
 
 
+@settings(deadline=None, max_examples=60)
 @given(executions(), LIMITS)
 def test_every_token_is_a_target_at_most_once_and_only_by_provenance(records, limit):
     admitted = draw_from(records, limit)
@@ -55,17 +56,20 @@ def test_every_token_is_a_target_at_most_once_and_only_by_provenance(records, li
         assert item.target_tokens == len(target_tokens(item)) > 0
 
 
+@settings(deadline=None, max_examples=60)
 @given(executions())
 def test_without_a_limit_every_trainable_token_is_a_target_exactly_once(records):
     drawn = [token for item in draw_from(records) for token in target_tokens(item)]
     assert sorted(drawn) == sorted(trainable_tokens(records))
 
 
+@settings(deadline=None, max_examples=60)
 @given(executions(), st.integers(1, 5))
 def test_targets_are_fixed_at_the_draw(records, limit):
     assert draw_from(records, limit) == draw_from(records, limit + 1)[:limit]
 
 
+@settings(deadline=None, max_examples=60)
 @given(executions())
 def test_a_class_is_drawn_from_only_when_higher_ones_are_exhausted(records):
     tokens = trainable_tokens(records)
@@ -80,11 +84,13 @@ def test_a_class_is_drawn_from_only_when_higher_ones_are_exhausted(records):
         masked |= _path_tokens(records, item.leaf_request_id)
 
 
+@settings(deadline=None, max_examples=60)
 @given(executions(), LIMITS)
 def test_the_same_seed_gives_the_same_choice(records, limit):
     assert draw_from(records, limit) == draw_from([*records], limit)
 
 
+@settings(deadline=None, max_examples=60)
 @given(executions(), LIMITS)
 def test_every_candidate_is_admitted_beyond_the_limit_or_empty(records, limit):
     admission = admit_nodes(nodes_of_records(records), run_id="run", execution_id="e", version=1, max_trajectories=limit)

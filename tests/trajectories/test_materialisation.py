@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_trees import executions, record
 
@@ -26,6 +26,7 @@ def as_table(records) -> pa.Table:
     return pa.Table.from_pylist(rows, SCHEMAS["requests"])
 
 
+@settings(deadline=None, max_examples=60)
 @given(executions(), st.none() | st.integers(1, 4))
 def test_rows_are_the_paths_with_aligned_masks(records, limit):
     admitted = admitted_of(records, limit)
@@ -47,6 +48,7 @@ def test_rows_are_the_paths_with_aligned_masks(records, limit):
         assert (row.execution_id, row.group_id) == ("g00001-00", "g00001")
 
 
+@settings(deadline=None, max_examples=60)
 @given(executions(), st.none() | st.integers(1, 4))
 def test_arrow_gives_the_same_nodes_and_rows(records, limit):
     table = as_table(records)

@@ -123,7 +123,14 @@ def test_the_page_is_self_contained_and_tokens_stay_text(tmp_path, runs):
 def test_the_page_shows_tree_tokens_and_assessments_in_a_browser(tmp_path):
     page = tmp_path / "page.html"
     answer("show", "tiny", "g00001-00", "--html", str(page))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", f"--user-data-dir={tmp_path / 'browser'}"]
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        f"--user-data-dir={tmp_path / 'browser'}",
+    ]
     command = ["chromium", *flags, "--virtual-time-budget=3000", "--dump-dom", page.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert dom.count('class="call') == 7

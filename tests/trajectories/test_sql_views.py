@@ -7,6 +7,9 @@ from pathlib import Path
 import duckdb
 import pytest
 from recorded_run import T0, layout_writers, write_recorded_run
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.config.layout import RunLayout
@@ -138,13 +141,17 @@ def test_a_view_file_that_is_none_is_named(tmp_path):
         shipped_views(tmp_path)
 
 
-def test_token_texts_come_from_the_runs_tokenizer(tmp_path, tiny_random_model):
+def test_token_texts_come_from_the_runs_tokenizer(tmp_path):
     layout = RunLayout(tmp_path / "run")
     layout.root.mkdir()
-    layout.config.write_text(f"model: {{path: '{tiny_random_model}'}}\n")
+    tokenizer = Tokenizer(BPE(vocab={"Ġ": 0, "a": 1, "Ġa": 2, "Ã": 3, "¤": 4}, merges=[("Ġ", "a")]))
+    tokenizer.decoder = ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    layout.config.write_text(f"model: {{path: '{tmp_path}'}}\n")
     SegmentWriter(layout, "engines", "coordinator").close()
-    words = ask(open_connection(layout), "SELECT text, bytes FROM vocabulary WHERE text = ' the'").to_pylist()
-    assert words == [{"text": " the", "bytes": b" the"}]
+    words = ask(open_connection(layout), "SELECT text, bytes FROM vocabulary WHERE token_id > 1 ORDER BY token_id").to_pylist()
+    assert words == [{"text": " a", "bytes": b" a"}, {"text": "\ufffd", "bytes": b"\xc3"}, {"text": "\ufffd", "bytes": b"\xa4"}]
+    assert ask(open_connection(layout, vocabulary=False), "SELECT * FROM vocabulary").num_rows == 0
     assert needs_vocabulary("SELECT * FROM rendered_trajectory('a', 0)")
     assert not needs_vocabulary("SELECT * FROM role_time")
 
