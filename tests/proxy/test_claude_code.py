@@ -410,19 +410,7 @@ def test_signals_free_the_engine(start, tmp_path, number):
 
 
 def test_turn_limit_hooks_and_mcp(start, tmp_path):
-    server = tmp_path / "mcp_server.py"
-    server.write_text(
-        "import json, sys\n"
-        "for line in sys.stdin:\n"
-        "    m = json.loads(line)\n"
-        "    if 'id' not in m: continue\n"
-        "    k = m['method']\n"
-        "    if k == 'initialize': r = {'protocolVersion': m['params']['protocolVersion'], 'capabilities': {'tools': {}}, 'serverInfo': {'name': 's', 'version': '1'}}\n"
-        "    elif k == 'tools/list': r = {'tools': [{'name': 'zap', 'description': 'zaps', 'inputSchema': {'type': 'object', 'properties': {'b': {'type': 'integer'}, 'a': {'type': 'string'}}}}]}\n"
-        "    elif k == 'tools/call': r = {'content': [{'type': 'text', 'text': 'zapped ' + json.dumps(m['params']['arguments'])}]}\n"
-        "    else: r = {}\n"
-        "    print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], 'result': r}), flush=True)\n"
-    )
+    server = Path(__file__).parent / "mcp_server.py"
     hook = {
         "hooks": [
             {

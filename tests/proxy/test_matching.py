@@ -167,7 +167,7 @@ def test_both_apis_read_one_tool_schema_alike():
 def test_errors_name_their_place():
     with pytest.raises(ApiError, match=r"messages\.1\.content"):
         anthropic.read_messages([{"role": "user", "content": "x"}, {"role": "user", "content": 7}], 0)
-    with pytest.raises(ApiError, match="tools.0.name"):
+    with pytest.raises(ApiError, match=r"tools\.0\.name"):
         anthropic.read_head({"tools": [{"input_schema": {}}]})
 
 
