@@ -141,6 +141,8 @@ class CellRank:
 
     def expose(self, command: Command, phases: Phases) -> Result:
         """{version} (core): show the weights as `version`. The result's manifest is what `join` is given; it covers all ranks."""
+        if self.trainer.layout.is_core:
+            self._restore(command["version"])
         if self._exposure is None:
             self._exposure = WeightExposure(self.trainer.weight_slab, self.transport)
         with phases.timed("expose"):
@@ -152,6 +154,7 @@ class CellRank:
         version, folder = command["version"], self._published(command["version"])
         with phases.timed("export"):
             if not self._agreed(lambda: is_exported(folder, version)):
+                self._restore(version)
                 self._export(folder, version)
         if not self.trainer.layout.is_leader:
             return {}
@@ -176,6 +179,7 @@ class CellRank:
         return self._transport
 
     def _restore(self, version: int) -> None:
+        """In a core process that was started anew, or is asked to go back, bring the trainer to `version` from its checkpoint."""
         if self.trainer.version != version:
             self.trainer.load_checkpoint(self._checkpoint(version))
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from gyre_lib.transfer.weight_exposure import WeightPull
 from tests.cells.doubles import CoordinatorDouble, EngineDouble
 
 VOCAB = 211
+START_LIMIT_S = 180.0
 
 
 @dataclass
@@ -103,7 +105,12 @@ def start_cells(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[]
                 )
         engines = [EngineDouble() for _ in range(config.cells.count)]
         started.append(CellsUnderTest(run, config, coordinator, engines, processes, folder / "model"))
-        coordinator.wait_ready(len(processes))
+        deadline = time.monotonic() + START_LIMIT_S
+        while len(coordinator.ready) < len(processes):
+            for rank, process in enumerate(processes):
+                assert process.poll() is None, (folder / f"rank-{rank}.log").read_text()[-2000:]
+            assert time.monotonic() < deadline, f"only {coordinator.ready} came up in {START_LIMIT_S:g} s"
+            time.sleep(0.1)
         return started[-1]
 
     yield start

@@ -102,10 +102,6 @@ class CoordinatorDouble(_Server):
         assert all(report["ok"] for report in reports), [report["error"] for report in reports]
         return reports[0]
 
-    def wait_ready(self, ranks: int, timeout_s: float = 120.0) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.ready) == ranks, timeout_s), f"only {self.ready} came up"
-
     def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         status, headers, content = self._answer(path, query, body)
         return status, {"x-gyre-life": self.life, **headers}, content

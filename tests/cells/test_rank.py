@@ -113,6 +113,14 @@ def test_what_a_restarted_coordinator_hands_out_again_counts_once(cells: CellsUn
     assert after_restart["result"]["grad_norm"] == pytest.approx(undisturbed["result"]["grad_norm"], rel=1e-4)
 
 
+def test_a_core_that_stands_elsewhere_reads_the_checkpoint_before_it_shows_weights(cells: CellsUnderTest) -> None:
+    """As a core process does that was started anew after the update it is asked to show."""
+    now = cells.weights_of(0, 2)
+    earlier = cells.weights_of(0, 1)
+    assert not torch.equal(earlier, now)
+    assert torch.allclose(cells.weights_of(0, 2), now, atol=1e-6)
+
+
 def test_publication_reaches_all_engines_and_names_the_one_that_fails(cells: CellsUnderTest) -> None:
     train_together(cells, step=2)
     update_together(cells, step=2, final=True)
