@@ -2,7 +2,8 @@
 
 The map is linear and elementwise, so it carries anything shaped like the weights: the optimizer's moments as well. A parameter is
 made of *pieces*, one per Hugging Face tensor: query, key and value are interleaved per query group in `linear_qkv`, gate and up are
-stacked in `linear_fc1`; under tensor parallelism each rank holds its share of every piece.
+stacked in `linear_fc1`, experts are stacked along a first dimension; under tensor parallelism each rank holds its share of every piece,
+or under expert parallelism some pieces whole.
 """
 
 import json
@@ -27,6 +28,7 @@ _PLAIN = {
     "self_attention.k_layernorm.weight": ("self_attn.k_norm.weight", None),
     "pre_mlp_layernorm.weight": ("post_attention_layernorm.weight", None),
     "mlp.linear_fc2.weight": ("mlp.down_proj.weight", 1),
+    "mlp.router.weight": ("mlp.gate.weight", None),
 }
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 _TOP = {
@@ -41,29 +43,44 @@ class ParameterMap:
 
     hf_names: tuple[str, ...]
     split_dim: int | None
-    """The dimension over which tensor parallelism shards it; None when every rank holds it whole."""
+    """The parameter's dimension that is shared out over the tensor ranks; None when every rank holds it whole."""
+    piece_dim: int | None
+    """The same dimension of a piece; None when ranks hold pieces whole."""
     layout: str
-    """plain, qkv or gate_up."""
+    """plain, qkv, gate_up, experts_gate_up or experts."""
     exported: bool = True
     """False for the second copy of a tied embedding: it is loaded, but written only once."""
 
+    def names_on(self, rank: int, ranks: int) -> tuple[str, ...]:
+        """The pieces that one tensor rank has a share of."""
+        if self.split_dim is None or self.piece_dim is not None:
+            return self.hf_names
+        each = len(self.hf_names) // ranks
+        return self.hf_names[rank * each : (rank + 1) * each]
 
-def parameter_map(name: str, shape: PolicyShape, first_layer: int) -> ParameterMap:
+
+def parameter_map(name: str, shape: PolicyShape, first_layer: int, expert_parallel: int = 1) -> ParameterMap:
     """The map of parameter `name`, whose layer numbers are local to a stage that begins at `first_layer`."""
     if name == "output_layer.weight":
-        return ParameterMap(("model.embed_tokens.weight" if shape.tied else "lm_head.weight",), 0, "plain", exported=not shape.tied)
+        return ParameterMap(("model.embed_tokens.weight" if shape.tied else "lm_head.weight",), 0, 0, "plain", exported=not shape.tied)
     if name in _TOP:
-        return ParameterMap((_TOP[name],), 0 if name.startswith("embedding") else None, "plain")
+        split = 0 if name.startswith("embedding") else None
+        return ParameterMap((_TOP[name],), split, split, "plain")
     match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
     if match is None:
         raise KeyError(f"no Hugging Face name for {name}")
     prefix, part = f"model.layers.{int(match[1]) + first_layer}.", match[2]
     if part == "self_attention.linear_qkv.weight":
-        return ParameterMap(tuple(f"{prefix}self_attn.{x}_proj.weight" for x in "qkv"), 0, "qkv")
+        return ParameterMap(tuple(f"{prefix}self_attn.{x}_proj.weight" for x in "qkv"), 0, 0, "qkv")
     if part == "mlp.linear_fc1.weight":
-        return ParameterMap((f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight"), 0, "gate_up")
+        return ParameterMap((f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight"), 0, 0, "gate_up")
+    if part in ("mlp.fc1", "mlp.fc2"):
+        names, dim = (("gate_proj", "up_proj"), 0) if part == "mlp.fc1" else (("down_proj",), 1)
+        pieces = tuple(f"{prefix}mlp.experts.{expert}.{name}.weight" for expert in range(shape.experts) for name in names)
+        split, piece = (2, dim) if expert_parallel == 1 else (0, None)
+        return ParameterMap(pieces, split, piece, "experts_gate_up" if len(names) == 2 else "experts")
     hf_name, split_dim = _PLAIN[part]
-    return ParameterMap((prefix + hf_name,), split_dim, "plain")
+    return ParameterMap((prefix + hf_name,), split_dim, split_dim, "plain")
 
 
 def merge_pieces(pieces: list[Tensor], layout: str, shape: PolicyShape) -> Tensor:
@@ -72,6 +89,9 @@ def merge_pieces(pieces: list[Tensor], layout: str, shape: PolicyShape) -> Tenso
         d = shape.head_dim
         grouped = [piece.view(pieces[1].shape[0] // d, -1, piece.shape[-1]) for piece in pieces]
         return torch.cat(grouped, dim=1).reshape(-1, pieces[0].shape[-1])
+    if layout.startswith("experts"):
+        stacked = torch.stack(pieces)
+        return stacked.unflatten(0, (-1, 2)) if layout == "experts_gate_up" else stacked
     return torch.cat(pieces, dim=0) if len(pieces) > 1 else pieces[0]
 
 
@@ -81,6 +101,8 @@ def split_pieces(parameter: Tensor, layout: str, shape: PolicyShape) -> list[Ten
         d, per_group = shape.head_dim, shape.heads // shape.kv_heads
         groups = parameter.view(-1, (per_group + 2) * d, parameter.shape[-1])
         return [piece.reshape(-1, parameter.shape[-1]) for piece in groups.split([per_group * d, d, d], dim=1)]
+    if layout.startswith("experts"):
+        return list((parameter.flatten(0, 1) if layout == "experts_gate_up" else parameter).unbind(0))
     return list(parameter.chunk(2, dim=0)) if layout == "gate_up" else [parameter]
 
 
@@ -126,9 +148,10 @@ def load_hf(model: PolicyModel, folder: Path, target: Callable[[str], Tensor] | 
     """
     source, tp = HFFolder(folder), model.pg_collection.tp
     for name, parameter in model.named_parameters():
-        entry = parameter_map(name, model.shape, first_layer(model))
+        entry = parameter_map(name, model.shape, first_layer(model), model.expert_parallel)
         padded = model.padded_vocab if entry.hf_names[0] in _VOCABULARY else None
-        pieces = [source.share(hf_name, entry.split_dim, tp.rank(), tp.size(), padded) for hf_name in entry.hf_names]
+        names = entry.names_on(tp.rank(), tp.size())
+        pieces = [source.share(hf_name, entry.piece_dim, tp.rank(), tp.size(), padded) for hf_name in names]
         value = merge_pieces(pieces, entry.layout, model.shape)
         if value.shape != parameter.shape:
             raise InputError(f"{folder}: {entry.hf_names[0]} gives {tuple(value.shape)} for {name}, expected {tuple(parameter.shape)}")
@@ -145,7 +168,7 @@ def export_hf(model: PolicyModel, value: Callable[[str], Tensor] | None = None) 
     tp, pp = model.pg_collection.tp, model.pg_collection.pp
     mine = {name: parameter.detach() if value is None else value(name) for name, parameter in model.named_parameters()}
     for stage, name, part_shape in _all_parameters(model, pp):
-        entry = parameter_map(name, model.shape, stage * model.shape.layers // pp.size())
+        entry = parameter_map(name, model.shape, stage * model.shape.layers // pp.size(), model.expert_parallel)
         if not entry.exported:
             continue
         whole = _gather(mine[name], entry, model.shape, tp) if stage == pp.rank() else None
@@ -184,7 +207,7 @@ def _gather(part: Tensor, entry: ParameterMap, shape: PolicyShape, tp: dist.Proc
         return part
     parts = [torch.empty_like(part) for _ in range(tp.size())]
     dist.all_gather(parts, part.contiguous(), group=tp)
-    if entry.layout == "plain":
+    if entry.layout not in ("qkv", "gate_up"):
         return torch.cat(parts, dim=entry.split_dim)
     by_piece = zip(*(split_pieces(part, entry.layout, shape) for part in parts), strict=True)
     return merge_pieces([torch.cat(pieces, dim=0) for pieces in by_piece], entry.layout, shape)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
@@ -59,10 +60,15 @@ class RotaryOnDevice(RotaryEmbedding):
         return torch.cat((freqs, freqs), dim=-1)[:, None, None, :]
 
 
-def layer_spec(device: torch.device, context_parallel: int) -> ModuleSpec:
-    """The layer for this device: Transformer Engine's attention on CUDA where it is installed, torch's kernels elsewhere."""
+def layer_spec(device: torch.device, context_parallel: int, dense: bool) -> ModuleSpec:
+    """The layer for this device: Transformer Engine's attention on CUDA where it is installed, torch's kernels elsewhere.
+
+    Not `dense`: the feed-forward part is left out, for an expert layer to be put in its place.
+    """
     spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = _attention(device, context_parallel)
+    if not dense:
+        spec.submodules.mlp = IdentityOp
     return spec
 
 

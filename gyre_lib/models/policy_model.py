@@ -8,6 +8,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from gyre_lib.config.errors import InputError
+from gyre_lib.models.expert_layer import ExpertLayer
 from gyre_lib.models.layer_parts import RotaryOnDevice, layer_spec, packed_params
 from gyre_lib.models.policy_shape import PolicyShape
 
@@ -21,6 +22,7 @@ class PolicyModel(GPTModel):
 
     shape: PolicyShape
     padded_vocab: int
+    expert_parallel: int
 
     def _postprocess(self, hidden_states: Tensor, *unused, **also_unused) -> Tensor:
         return hidden_states
@@ -50,17 +52,19 @@ class PolicyModel(GPTModel):
         return tp.rank() * (self.padded_vocab // tp.size())
 
 
-def build_policy(shape: PolicyShape, groups: ProcessGroupCollection, dtype: torch.dtype, device: torch.device) -> PolicyModel:
-    """This rank's stage and shard, with random weights. Raises InputError for a layout the shape does not divide into."""
+def build_policy(
+    shape: PolicyShape, groups: ProcessGroupCollection, dtype: torch.dtype, device: torch.device, expert_parallel: int = 1
+) -> PolicyModel:
+    """This rank's stage and shard, its weights still to be loaded. Raises InputError for a layout the shape does not divide into."""
     tp, pp, cp = groups.tp.size(), groups.pp.size(), groups.cp.size()
-    check_layout(shape, tp, pp)
+    check_layout(shape, tp, pp, expert_parallel)
     config = TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.heads,
         num_query_groups=shape.kv_heads,
         kv_channels=shape.head_dim,
-        ffn_hidden_size=shape.ffn,
+        ffn_hidden_size=shape.ffn or shape.expert_ffn,
         normalization="RMSNorm",
         layernorm_epsilon=shape.norm_eps,
         qk_layernorm=True,
@@ -89,7 +93,7 @@ def build_policy(shape: PolicyShape, groups: ProcessGroupCollection, dtype: torc
     padded_vocab = -(-shape.vocab // tp) * tp
     model = PolicyModel(
         config=config,
-        transformer_layer_spec=layer_spec(device, cp),
+        transformer_layer_spec=layer_spec(device, cp, dense=not shape.experts),
         vocab_size=padded_vocab,
         max_sequence_length=shape.max_positions,
         pre_process=groups.pp.rank() == 0,
@@ -103,13 +107,27 @@ def build_policy(shape: PolicyShape, groups: ProcessGroupCollection, dtype: torc
     model.rotary_pos_emb = RotaryOnDevice(
         shape.head_dim, 1.0, rotary_base=shape.rope_theta, use_cpu_initialization=True, cp_group=model.rotary_pos_emb.cp_group
     )
-    model.shape, model.padded_vocab = shape, padded_vocab
+    if shape.experts:
+        for layer in model.decoder.layers:
+            layer.mlp = ExpertLayer(shape, expert_parallel, groups.tp, dtype)
+    model.shape, model.padded_vocab, model.expert_parallel = shape, padded_vocab, expert_parallel
     return model.to(device)
 
 
-def check_layout(shape: PolicyShape, tensor_parallel: int, pipeline_parallel: int) -> None:
-    """Raises InputError unless every rank gets the same number of heads, feed-forward columns and layers."""
-    for name, size in (("attention heads", shape.heads), ("key-value heads", shape.kv_heads), ("feed-forward columns", shape.ffn)):
+def check_layout(shape: PolicyShape, tensor_parallel: int, pipeline_parallel: int, expert_parallel: int = 1) -> None:
+    """Raises InputError unless every rank gets the same number of heads, feed-forward columns or experts, and layers."""
+    if expert_parallel > 1 and not shape.experts:
+        raise InputError(f"cells.expert_parallel: must be 1 for a model without experts, got {expert_parallel}")
+    if expert_parallel not in (1, tensor_parallel):
+        raise InputError(f"cells.expert_parallel: must be 1 or tensor_parallel ({tensor_parallel}), got {expert_parallel}")
+    divided = {"attention heads": shape.heads, "key-value heads": shape.kv_heads}
+    if not shape.experts:
+        divided["feed-forward columns"] = shape.ffn
+    elif expert_parallel == 1:
+        divided["feed-forward columns of an expert"] = shape.expert_ffn
+    else:
+        divided["experts"] = shape.experts
+    for name, size in divided.items():
         if size % tensor_parallel:
             raise InputError(f"cells.tensor_parallel: {size} {name} do not divide by {tensor_parallel}")
     if shape.layers % pipeline_parallel:

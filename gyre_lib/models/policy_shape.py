@@ -7,12 +7,12 @@ from typing import Any
 
 from gyre_lib.config.errors import InputError
 
-SUPPORTED = ("qwen3",)
+SUPPORTED = ("qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
 class PolicyShape:
-    """Sizes of a Qwen3 dense policy (no biases, RMS norms, norms on query and key heads, rotary positions)."""
+    """Sizes of a Qwen3 policy, dense or of experts (no biases, RMS norms, norms on query and key heads, rotary positions)."""
 
     layers: int
     hidden: int
@@ -26,6 +26,12 @@ class PolicyShape:
     tied: bool
     """The output layer shares the embedding's weight."""
     max_positions: int
+    experts: int = 0
+    """0: dense; otherwise every layer is of experts, and `ffn` is unused."""
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    normalise_experts: bool = True
+    """The chosen experts' weights are scaled to sum to 1."""
 
 
 def read_shape(model_dir: Path) -> PolicyShape:
@@ -43,6 +49,7 @@ def read_shape(model_dir: Path) -> PolicyShape:
     for field, allowed in (("attention_bias", False), ("use_sliding_window", False), ("hidden_act", "silu")):
         if config.get(field, allowed) != allowed:
             raise InputError(f"{path}: {field}={config[field]!r} is not supported, only {allowed!r}")
+    experts = _experts(path, config) if kind == "qwen3_moe" else {}
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", "default") != "default":
         raise InputError(f"{path}: rope_type {rope['rope_type']!r} is not supported, only 'default'")
@@ -53,12 +60,27 @@ def read_shape(model_dir: Path) -> PolicyShape:
             heads=config["num_attention_heads"],
             kv_heads=config["num_key_value_heads"],
             head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-            ffn=config["intermediate_size"],
+            ffn=config.get("intermediate_size", 0) if experts else config["intermediate_size"],
             vocab=config["vocab_size"],
             norm_eps=config["rms_norm_eps"],
             rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
             tied=bool(config.get("tie_word_embeddings", False)),
             max_positions=config["max_position_embeddings"],
+            **experts,
         )
+    except KeyError as error:
+        raise InputError(f"{path}: field {error} is missing") from error
+
+
+def _experts(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise InputError(f"{path}: mlp_only_layers and decoder_sparse_step: only models whose every layer is of experts are supported")
+    try:
+        return {
+            "experts": config["num_experts"],
+            "experts_per_token": config["num_experts_per_tok"],
+            "expert_ffn": config["moe_intermediate_size"],
+            "normalise_experts": bool(config.get("norm_topk_prob", False)),
+        }
     except KeyError as error:
         raise InputError(f"{path}: field {error} is missing") from error

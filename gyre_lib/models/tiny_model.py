@@ -1,4 +1,4 @@
-"""A small random Qwen3 in Hugging Face format, for tests and benchmarks of the trainer."""
+"""A small random Qwen3, dense or of experts, in Hugging Face format, for tests and benchmarks of the trainer."""
 
 import json
 from pathlib import Path
@@ -26,6 +26,18 @@ TINY = {
     "attention_bias": False,
     "torch_dtype": "float32",
 }
+
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+"""Changes that make TINY a model of experts."""
 
 
 def write_tiny_model(folder: Path, seed: int = 0, **changes: object) -> PolicyShape:
@@ -56,9 +68,14 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes: object) -> PolicySh
             prefix + "self_attn.q_norm.weight": norm(d),
             prefix + "self_attn.k_norm.weight": norm(d),
             prefix + "post_attention_layernorm.weight": norm(h),
-            prefix + "mlp.gate_proj.weight": matrix(shape.ffn, h),
-            prefix + "mlp.up_proj.weight": matrix(shape.ffn, h),
-            prefix + "mlp.down_proj.weight": matrix(h, shape.ffn),
         }
+        if shape.experts:
+            weights[prefix + "mlp.gate.weight"] = matrix(shape.experts, h)
+        experts = [f"{prefix}mlp.experts.{number}." for number in range(shape.experts)] or [prefix + "mlp."]
+        ffn = shape.expert_ffn if shape.experts else shape.ffn
+        for expert in experts:
+            weights[expert + "gate_proj.weight"] = matrix(ffn, h)
+            weights[expert + "up_proj.weight"] = matrix(ffn, h)
+            weights[expert + "down_proj.weight"] = matrix(h, ffn)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return shape

@@ -70,7 +70,7 @@ class CellTrainer:
         if place != (layout.rank, layout.world):
             raise InputError(f"rank layout: rank {layout.rank} of {layout.world} expected, the process group has {place[0]} of {place[1]}")
         self.groups = build_groups(layout, training.stall_limit_s)
-        self.model = build_policy(shape, self.groups.model, self.dtype, self.device)
+        self.model = build_policy(shape, self.groups.model, self.dtype, self.device, layout.ep)
         self.model.train()
         load_hf(self.model, self.model_dir)
         self._slab = WeightSlab(self.model, self.dtype)

@@ -116,12 +116,13 @@ class LocalCells:
         tp: int = 1,
         pp: int = 1,
         dp: int = 1,
+        ep: int = 1,
         model: ModelConfig | None = None,
     ):
         self.buffer, self.cells, self.n = buffer, cells, tp * pp * dp
         pairs = [Pipe() for _ in range(cells * self.n)]
         self.pipes = [ours for ours, _ in pairs]
-        sizes = {"tp": tp, "pp": pp, "dp": dp}
+        sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
         theirs = [theirs for _, theirs in pairs]
         self.ranks = LocalRanks(len(pairs), _rank, theirs, sizes, model_dir, model or ModelConfig(), training)
         self.busy: set[int] = set(range(len(pairs)))

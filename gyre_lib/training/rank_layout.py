@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class RankLayout:
     """Global rank = cell * ranks_per_cell + shard; inside a cell tensor ranks are innermost, then data, then pipeline stages.
 
-    `tp`, `pp`, `dp` are sizes; `cells` is K, the same on every rank.
+    `tp`, `pp`, `dp` are sizes; `cells` is K, the same on every rank. `ep` is 1, or tp: the tensor ranks then share out whole experts.
     """
 
     cell: int
@@ -16,6 +16,7 @@ class RankLayout:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    ep: int = 1
 
     @property
     def ranks_per_cell(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from gyre_lib.config.run_config import TrainingConfig
 from gyre_lib.training.advantages import advantages
@@ -21,7 +21,7 @@ class PlainTrainer:
 
     def __init__(self, model_dir: Path, settings: TrainingConfig):
         self.settings = settings
-        self.model = Qwen3ForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa")
+        self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa")
         self.adam = torch.optim.AdamW(
             self.model.parameters(),
             lr=settings.learning_rate,
@@ -68,7 +68,21 @@ class PlainTrainer:
 
     def weights(self) -> dict[str, Any]:
         """Copies, as NumPy arrays; a tied output layer is left out."""
-        return {name: parameter.detach().clone().numpy() for name, parameter in self.model.named_parameters()}
+        return _by_expert({name: parameter.detach() for name, parameter in self.model.named_parameters()})
 
     def gradients(self) -> dict[str, Any]:
-        return {name: parameter.grad.clone().numpy() for name, parameter in self.model.named_parameters() if parameter.grad is not None}
+        return _by_expert({name: parameter.grad for name, parameter in self.model.named_parameters() if parameter.grad is not None})
+
+
+def _by_expert(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """NumPy copies, with transformers' stacked experts under the names that model folders have."""
+    named: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        stem, _, stacked = name.partition("experts.")
+        if not stacked:
+            named[name] = tensor.clone().numpy()
+            continue
+        for number, expert in enumerate(tensor.clone()):
+            parts = zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True) if stacked == "gate_up_proj" else [("down_proj", expert)]
+            named |= {f"{stem}experts.{number}.{part}.weight": value.numpy() for part, value in parts}
+    return named

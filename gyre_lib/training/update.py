@@ -53,10 +53,11 @@ class CoreOptimizer:
             fused=True,
         )
         self.flat.grad = torch.zeros_like(slab.weights)
-        maps = {name: parameter_map(name, model.shape, 0) for name in slab.names()}
+        maps = {name: parameter_map(name, model.shape, 0, model.expert_parallel) for name in slab.names()}
         self._whole_on_each = [name for name, entry in maps.items() if entry.split_dim is None]
         self._second_copy = [name for name, entry in maps.items() if not entry.exported and layout.pp > 1]
-        self._head_norms = [name for name in slab.names() if name.endswith(("q_layernorm.weight", "k_layernorm.weight"))]
+        partial = ("q_layernorm.weight", "k_layernorm.weight", "router.weight")
+        self._partial = [name for name in slab.names() if name.endswith(partial)]
         self._tied = [name for name in slab.names() if name == "embedding.word_embeddings.weight" or name in self._second_copy]
 
     def step(self, grads: Tensor, executions: int) -> float:
@@ -73,11 +74,12 @@ class CoreOptimizer:
         return norm
 
     def _complete(self, grads: Tensor) -> None:
-        """Add what this shard's parameters are owed by other ranks of the core: data copies, tensor ranks' heads, a tied embedding."""
+        """Add what this shard's parameters are owed by other ranks of the core: data copies; what tensor ranks see of head norms and
+        routers, each through its own heads or experts; a tied embedding."""
         if self.layout.dp > 1:
             dist.all_reduce(grads, group=self.groups.data)
         if self.layout.tp > 1:
-            for name in self._head_norms:
+            for name in self._partial:
                 dist.all_reduce(self.slab.view(grads, name), group=self.groups.model.tp)
         if self.layout.pp > 1 and self.model.shape.tied and self.groups.embedding is not None:
             for name in self._tied:

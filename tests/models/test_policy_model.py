@@ -14,7 +14,7 @@ from gyre_lib.config.run_config import ModelConfig, TrainingConfig
 from gyre_lib.models.hf_weights import export_hf, load_hf
 from gyre_lib.models.policy_model import build_policy, check_layout
 from gyre_lib.models.policy_shape import read_shape
-from gyre_lib.models.tiny_model import write_tiny_model
+from gyre_lib.models.tiny_model import EXPERTS, write_tiny_model
 from gyre_lib.training.cell_trainer import CellTrainer
 from gyre_lib.training.local_ranks import LocalRanks, RankDied
 from gyre_lib.training.prefix_groups import build_groups
@@ -25,7 +25,7 @@ def logits_of(rank: int, folder: Path, rows: list[np.ndarray], sizes: dict[str, 
     """Logits of packed rows on the last stage (this rank's vocabulary share), and the exported weights."""
     layout = RankLayout(0, 1, rank, **sizes)
     groups = build_groups(layout, 30.0)
-    model = build_policy(read_shape(folder), groups.model, torch.float32, torch.device("cpu"))
+    model = build_policy(read_shape(folder), groups.model, torch.float32, torch.device("cpu"), layout.ep)
     load_hf(model, folder)
     exported = {name: tensor.clone().numpy() for name, tensor in export_hf(model)}
     if layout.pp > 1:
@@ -38,9 +38,9 @@ def logits_of(rank: int, folder: Path, rows: list[np.ndarray], sizes: dict[str, 
 
 
 def transformers_logits(rank: int, folder: Path, rows: list[np.ndarray]) -> Any:
-    from transformers import Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     with torch.no_grad():
         return np.concatenate([model(torch.as_tensor(row)[None]).logits[0].numpy() for row in rows])
 
@@ -59,6 +59,20 @@ def test_logits_equal_transformers_packed_and_not(tmp_path: Path, tied: bool) ->
     split = np.concatenate([logits for logits, _ in shares], axis=1)
     assert np.abs(split[:, :211] - expected).max() <= 2e-5
     assert (split[:, 211:] == np.float32(-1e30)).all(), "the place that pads the vocabulary to 212 is never chosen"
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_experts_equal_transformers(tmp_path: Path, normalised: bool) -> None:
+    write_tiny_model(tmp_path, **(EXPERTS | {"norm_topk_prob": normalised}))
+    rows = [np.random.default_rng(1).integers(0, 211, length) for length in (40, 9)]
+    (expected,) = LocalRanks(1, transformers_logits, tmp_path, rows).results()
+    stored = load_file(tmp_path / "model.safetensors")
+    for sizes in ({}, {"tp": 2}, {"tp": 2, "ep": 2}):
+        shares = LocalRanks(sizes.get("tp", 1), logits_of, tmp_path, rows, sizes).results()
+        logits = np.concatenate([logits for logits, _ in shares], axis=1)[:, :211]
+        assert np.abs(logits - expected).max() <= 2e-5
+        exported = shares[0][1]
+        assert set(exported) == set(stored) and all(np.array_equal(exported[name], stored[name].numpy()) for name in stored)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -110,10 +124,11 @@ def test_bfloat16_computes_from_float32_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "config.json: model_type 'llama' cannot be trained; supported: qwen3"),
+        ({"model_type": "llama"}, "config.json: model_type 'llama' cannot be trained; supported: qwen3, qwen3_moe"),
         ({"attention_bias": True}, "attention_bias=True is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type 'yarn' is not supported"),
-        ({"num_experts": 8, "model_type": "qwen3_moe"}, "model_type 'qwen3_moe' cannot be trained"),
+        ({"model_type": "qwen3_moe"}, "field 'num_experts' is missing"),
+        ({**EXPERTS, "mlp_only_layers": [1]}, "only models whose every layer is of experts are supported"),
     ],
 )
 def test_models_that_cannot_be_trained_are_refused(tmp_path: Path, change: dict, message: str) -> None:
@@ -154,3 +169,9 @@ def test_layouts_that_do_not_divide_are_refused(tmp_path: Path) -> None:
         check_layout(shape, 4, 1)
     with pytest.raises(InputError, match=r"cells.pipeline_parallel: 4 layers do not divide by 3"):
         check_layout(shape, 1, 3)
+    with pytest.raises(InputError, match=r"cells.expert_parallel: must be 1 for a model without experts, got 2"):
+        check_layout(shape, 2, 1, 2)
+    experts = write_tiny_model(tmp_path / "experts", **EXPERTS)
+    check_layout(experts, 2, 1, 2)
+    with pytest.raises(InputError, match=r"cells.expert_parallel: must be 1 or tensor_parallel \(1\), got 2"):
+        check_layout(experts, 1, 1, 2)

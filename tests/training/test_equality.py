@@ -50,6 +50,12 @@ def test_tied_embedding(tied: Case, sizes: dict[str, int]) -> None:
     check(tied, **sizes)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"tp": 2}, {"tp": 2, "ep": 2}, {"tp": 2, "ep": 2, "pp": 2}, {"cells": 2, "dp": 2}], ids=str)
+def test_mixture_of_experts(experts: Case, sizes: dict[str, int]) -> None:
+    """Experts split over the tensor ranks, or shared out among them whole."""
+    check(experts, joins=[{1: 1}] * 3 if "cells" in sizes else None, **sizes)
+
+
 def test_satellites_join_at_any_micro_step(untied: Case) -> None:
     reports = check(untied, cells=3, pauses=PAUSES, joins=[{1: 0, 2: 3}, {1: 1, 2: 1}, {1: 4, 2: 9}])
     assert [report.cells for report, _ in reports] == [3, 3, 3]
