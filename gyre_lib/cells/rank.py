@@ -80,7 +80,7 @@ def run_rank(run_dir: Path, coordinator: str, cell: int, shard: int) -> None:
     run = RunLayout(run_dir)
     config = load_config(run.config)
     c = config.cells
-    layout = RankLayout(cell, c.count, shard, c.tensor_parallel, c.pipeline_parallel, c.data_parallel)
+    layout = RankLayout(cell, c.count, shard, c.tensor_parallel, c.pipeline_parallel, c.data_parallel, c.expert_parallel)
     device = join_process_group(config, shard)
     trainer = CellTrainer(config.model.path, config.model, config.training, layout, device)
     link = CoordinatorLink(coordinator, cell, shard, os.environ.get("GYRE_CONTROL_SECRET", ""))

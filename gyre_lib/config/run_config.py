@@ -106,7 +106,9 @@ class CellsConfig(Section):
         "cpu", title="Device", description="cpu: gloo and torch kernels; cuda: NCCL and Transformer Engine."
     )
     weight_transport: Literal["mooncake", "socket"] = Field(
-        "mooncake", title="Weight transport", description="How satellites read the core's weights; socket where Mooncake cannot be installed."
+        "mooncake",
+        title="Weight transport",
+        description="How satellites read the core's weights; socket where Mooncake cannot be installed.",
     )
     threads_per_process: Count = Field(
         1, title="Threads per process", description="CPU threads of each engine and rank; 1 on small machines."
@@ -122,6 +124,10 @@ class CellsConfig(Section):
             raise ValueError("standalone_capacity: standalone_engines and standalone_capacity must both be zero or both be positive")
         if self.device == "cpu" and self.context_parallel > 1:
             raise ValueError("context_parallel: needs Transformer Engine (device cuda); on cpu it must be 1")
+        if self.expert_parallel not in (1, self.tensor_parallel):
+            raise ValueError(
+                f"expert_parallel: must be 1 or equal tensor_parallel ({self.tensor_parallel}), whose ranks share out the experts; got {self.expert_parallel}"
+            )
         return self
 
 
