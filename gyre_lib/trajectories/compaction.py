@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.config.layout import RunLayout
@@ -64,6 +65,11 @@ def compact(
         return Compacted(table, merged, rows, before, after, removed)
     finally:
         os.close(lock)
+
+
+def compact_all(layout: RunLayout, **options: Any) -> list[Compacted]:
+    """Every table of a run; options as for `compact`."""
+    return [compact(layout, table, **options) for table in SCHEMAS]
 
 
 def _runs(segments: list[SealedSegment], segment_bytes: int) -> list[list[SealedSegment]]:

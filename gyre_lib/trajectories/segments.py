@@ -82,7 +82,7 @@ class SegmentWriter:
         self._size = 0
         self._last_recorded_s = 0.0
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix=f"seal-{table}")
-        self._sealing: list[Any] = []
+        self._unsealed: list[Path] = []
         self._closed = False
         self._broken = False
         self._number = 0
@@ -103,10 +103,10 @@ class SegmentWriter:
             raise commit.error
 
     def seal(self) -> None:
-        """Seal what is open now; returns when it is Parquet."""
+        """Seal what is open now; returns when all of it is Parquet. Raises what sealing raised; the rows stay readable as they are."""
         with self._write_lock:
             self._rotate()
-        self._finish_sealing()
+        self._sealer.submit(self._seal_waiting).result()
 
     def close(self) -> None:
         """Seal and give the writer's name back. Closing twice does nothing."""
@@ -233,8 +233,14 @@ class SegmentWriter:
             return
         os.close(self._descriptor)
         path, self._path = self._path, None
-        self._sealing = [task for task in self._sealing if not task.done() or task.exception()]
-        self._sealing.append(self._sealer.submit(self._seal_file, path))
+        self._unsealed.append(path)
+        self._sealer.submit(self._seal_waiting)
+
+    def _seal_waiting(self) -> None:
+        """Runs in the sealing thread. What fails is tried again with the next segment, on closing, and at the next start."""
+        for path in list(self._unsealed):
+            self._seal_file(path)
+            self._unsealed.remove(path)
 
     def _seal_file(self, path: Path) -> None:
         try:
@@ -245,12 +251,6 @@ class SegmentWriter:
         except Exception:
             logger.exception("%s: could not be sealed; its rows stay readable as they are", path)
             raise
-
-    def _finish_sealing(self) -> None:
-        """Wait; raises what sealing raised (the rows stay readable in their open segment, and are sealed at the next start)."""
-        tasks, self._sealing = self._sealing, []
-        for task in tasks:
-            task.result()
 
 
 class GroupCommit:

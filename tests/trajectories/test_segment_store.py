@@ -325,6 +325,24 @@ def test_sealed_segments_go_to_the_storage_url(layout, url):
     assert connect(layout.root).sql("SELECT count(*), sum(n_output) FROM requests").fetchall() == [(2, 4)]
 
 
+def test_a_store_that_fails_is_tried_again_and_its_rows_stay_readable(layout):
+    place = layout.root.parent / "store"
+    layout.root.mkdir()
+    layout.config.write_text(f"storage: {{url: 'file://{place}'}}\n")
+    writer = SegmentWriter(layout, "engines", "coordinator", segment_bytes=3000)
+    place.write_text("a file stands where the folder should be")
+    for number in range(8):
+        writer.append([engine_row(number)])
+    with pytest.raises(OSError):
+        writer.seal()
+    place.unlink()
+    assert read_table(layout, "engines").num_rows == 8
+    writer.append([engine_row(8)])
+    writer.close()
+    assert not list(layout.segments.rglob("*.arrow"))
+    assert read_table(layout, "engines").num_rows == 9
+
+
 def test_a_wrong_storage_url_is_refused(layout):
     with pytest.raises(InputError, match=r"storage\.url: nowhere://x"):
         SegmentWriter(layout, "requests", "proxy-0", url="nowhere://x")

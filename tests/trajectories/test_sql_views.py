@@ -13,6 +13,8 @@ from tokenizers.models import BPE
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.config.layout import RunLayout
+from gyre_lib.trajectories.admission import admit_nodes, nodes_of_table
+from gyre_lib.trajectories.materialisation import materialise_table
 from gyre_lib.trajectories.segments import SegmentWriter
 from gyre_lib.trajectories.views import VIEWS_FOLDER, ask, find_view, needs_vocabulary, open_connection, shipped_views
 
@@ -72,6 +74,22 @@ def test_open_and_sealed_segments_answer_together(tmp_path):
         assert rows_of(connection, view) == expected
     for writer in layout_writers.pop(layout.root).values():
         writer.close()
+
+
+def test_admission_works_from_an_answer_of_duckdb(connection):
+    """The candidates of an execution read through SQL: the same draws and rows as recorded."""
+    requests = ask(connection, "SELECT * FROM requests WHERE execution_id = 'g00001-00' ORDER BY sequence")
+    admission = admit_nodes(nodes_of_table(requests), run_id="tiny", execution_id="g00001-00", version=0, max_trajectories=2)
+    recorded = ask(
+        connection,
+        "SELECT leaf_request_id, target_tokens FROM admissions WHERE admitted AND execution_id = 'g00001-00' ORDER BY trajectory",
+    )
+    assert [
+        {"leaf_request_id": item.leaf_request_id, "target_tokens": item.target_tokens} for item in admission.admitted
+    ] == recorded.to_pylist()
+    shown = ask(connection, "SELECT token_id, target FROM rendered_trajectory('g00001-00', 1)").to_pydict()
+    row = materialise_table(requests, admission.admitted)[1]
+    assert (row.token_ids.tolist(), row.targets.tolist()) == (shown["token_id"], shown["target"])
 
 
 def test_later_rows_supersede_earlier_ones_and_the_log_keeps_both(connection):
