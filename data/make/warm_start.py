@@ -6,6 +6,7 @@ Loss on the policy's own tokens only, through the same renderer as the proxy. Th
 """
 
 import argparse
+import math
 import random
 import time
 from pathlib import Path
@@ -17,6 +18,10 @@ from make_tokenizer import make_tokenizer
 from rendering import proxy_renderer_of, render_prompt, render_transcript, renderer_of
 from transcripts import Habits, draw_transcript
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+
+EMBEDDING_MULTIPLE = 64
+"""So that tensor parallel ranks share the embedding evenly; training drives the logits of unused rows down."""
 
 
 def new_policy(vocabulary: int, eos: int, pad: int) -> Qwen3ForCausalLM:
@@ -78,7 +83,8 @@ def train(out: Path, steps: int, rows: int, seed: int, habits: Habits, peak: flo
     torch.manual_seed(seed)
     draw = random.Random(seed)
     tokenizer = make_tokenizer()
-    model = new_policy(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    rows_of_embedding = math.ceil(len(tokenizer) / EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE
+    model = new_policy(rows_of_embedding, tokenizer.eos_token_id, tokenizer.pad_token_id)
     # Both readings of the template's own mention of <tool_call>: as a control token (transformers) and as text (the proxy).
     losses = [TranscriptLoss(model, make(tokenizer), tokenizer.pad_token_id) for make in (proxy_renderer_of, renderer_of)]
     optimizers = optimizers_of(model, peak)
