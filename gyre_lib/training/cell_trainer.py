@@ -162,7 +162,8 @@ class CellTrainer:
             reduce_s, update_s, broadcast_s = (b - a for a, b in pairwise(marks))
             means, train_s = metrics.report(total_executions), self._forward_backward_s
             report = UpdateReport(self.step, cells, total_executions, norm, train_s, reduce_s, update_s, broadcast_s, means)
-        self.version = self.step + 1
+        if self.layout.is_core or not final:
+            self.version = self.step + 1
         self.drop_gradients()
         return report
 

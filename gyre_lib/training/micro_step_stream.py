@@ -36,8 +36,7 @@ class StreamState:
 class MicroStepStream:
     """This rank's end of the stream. `store` is shared by all ranks and names are prefixed by the caller.
 
-    Only the leader has a source. A micro-step is reported done when every data-parallel copy has finished its backward pass, or when
-    every copy's last stage has scored it.
+    Only the leader has a source. A micro-step is reported done when every rank of the cell is through with it.
     """
 
     def __init__(self, layout: RankLayout, store: dist.Store, source: MicroStepSource | None, wait_limit_s: float):
@@ -76,27 +75,23 @@ class MicroStepStream:
             self._content[number] = from_arrow(self.store.get(f"content/{number}"))
         return self._content[number]
 
-    def trained(self, number: int) -> None:
-        """This rank has finished the backward pass of a micro-step."""
+    def finished(self, number: int, scores: Mapping[str, tuple[float, int]] | None = None) -> None:
+        """This rank is through with a micro-step: its backward pass, or the forward pass of a scoring one, whose `scores` for its copy
+        the last stage has."""
         if not self.layout.is_leader:
             self._content.pop(number, None)
-        if self.layout.stage == 0 and self.layout.tensor_rank == 0:
-            self.store.add(f"trained/{number}", 1)
-
-    def scored(self, number: int, scores: Mapping[str, tuple[float, int]] | None) -> None:
-        """This rank has finished the forward pass of a scoring micro-step; the last stage has its copy's scores."""
-        if not self.layout.is_leader:
-            self._content.pop(number, None)
-        if self.layout.is_last_stage and self.layout.tensor_rank == 0:
+        if scores is not None and self.layout.tensor_rank == 0:
             self.store.set(f"scores/{number}/{self.layout.data_rank}", json.dumps(scores))
+        self.store.add(f"finished/{number}", 1)
 
     # --- the leader --------------------------------------------------------------------------------------------------------------
 
     def _claim(self, position: int) -> None:
-        if self.state.ended or position < self.state.count or time.monotonic() < self._next_claim_s:
+        count = self.state.count
+        draining = bool(self._unfinished) and count in self.state.drains
+        if self.state.ended or position < count or draining or time.monotonic() < self._next_claim_s:
             return
         answer = self.source.claim()
-        count = self.state.count
         if isinstance(answer, MicroStep):
             self._content[count] = answer
             self._unfinished[count] = time.monotonic()
@@ -104,30 +99,28 @@ class MicroStepStream:
                 self.store.set(f"content/{count}", to_arrow(answer))
             self._write_state(StreamState(count + 1, self.state.drains))
         elif isinstance(answer, Closed) and self._unfinished:
-            if count not in self.state.drains:
-                self._write_state(StreamState(count, (*self.state.drains, count)))
+            self._write_state(StreamState(count, (*self.state.drains, count)))
         elif isinstance(answer, Closed):
             self._write_state(StreamState(count, self.state.drains, ended=True, executions=answer.executions))
         else:
             self._next_claim_s = time.monotonic() + answer.after_s
 
     def _report_finished(self) -> None:
-        """Tell the source what is done, and free its content: all copies have read it by then."""
+        """Tell the source what every rank is through with, and free it: all have read it by then."""
         for number, begun_s in list(self._unfinished.items()):
-            micro_step = self._content[number]
-            stats: dict = {}
+            if self.store.add(f"finished/{number}", 0) < self.layout.ranks_per_cell:
+                continue
+            micro_step, used, stats = self._content[number], [f"finished/{number}"], {}
             if micro_step.kind == "score":
                 keys = [f"scores/{number}/{rank}" for rank in range(self.layout.dp)]
-                if not self.store.check(keys):
-                    continue
                 stats["scores"] = _added([json.loads(self.store.get(key)) for key in keys])
-            elif self.store.add(f"trained/{number}", 0) < self.layout.dp:
-                continue
-            stats |= {"forward_backward_s": time.monotonic() - begun_s} | micro_step.sizes()
-            self.source.done(micro_step, stats)
-            del self._unfinished[number], self._content[number]
+                used += keys
             if not self.alone:
-                self.store.delete_key(f"content/{number}")
+                used.append(f"content/{number}")
+            self.source.done(micro_step, stats | {"forward_backward_s": time.monotonic() - begun_s} | micro_step.sizes())
+            del self._unfinished[number], self._content[number]
+            for key in used:
+                self.store.delete_key(key)
 
     def _write_state(self, state: StreamState) -> None:
         self.state = state

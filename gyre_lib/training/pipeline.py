@@ -28,8 +28,8 @@ from torch import Tensor
 from gyre_lib.training.micro_step_stream import MicroStepStream
 from gyre_lib.training.micro_steps import MicroStep
 
-POLL_S = 0.002
-"""Pause between two looks at a stream that has nothing."""
+POLL_S, LONGEST_POLL_S = 0.002, 0.02
+"""Pause between two looks at a stream that has nothing: at first, and when it has had nothing for a while."""
 
 
 class StageStalled(RuntimeError):
@@ -141,7 +141,7 @@ class ContinuousPipeline:
 
     def run(self) -> StreamReport:
         """Process the stream to its end. Raises StageStalled, StreamFailed, or what a stage raises."""
-        drained_at, paused = -1, False
+        drained_at, paused_s = -1, 0.0
         started = time.monotonic()
         while True:
             state = self.stream.poll(self.position)
@@ -149,19 +149,19 @@ class ContinuousPipeline:
                 drained_at = self.position
                 self._drain()
             elif self.position < state.count:
-                paused = False
+                paused_s = 0.0
                 self._forward()
                 if len(self.in_flight) > self.warm:
                     self._backward()
             elif state.ended:
                 break
             else:
-                if not paused:
-                    paused = True
+                if not paused_s:
                     self.report.pauses += 1
                     self.report.paused_at.append((self.position, len(self.in_flight)))
                 begun = time.monotonic()
-                time.sleep(POLL_S)
+                time.sleep(min(LONGEST_POLL_S, POLL_S + 0.1 * paused_s))
+                paused_s += time.monotonic() - begun
                 self.report.idle_s += time.monotonic() - begun
         self._drain()
         report = self.report
@@ -190,7 +190,7 @@ class ContinuousPipeline:
             self.begun += 1
             self.report.micro_steps += 1
         else:
-            self.stream.scored(number, self.stage.scores())
+            self.stream.finished(number, self.stage.scores())
             self.report.scored += 1
         self.report.tokens += shape[0]
         self.position += 1
@@ -203,7 +203,7 @@ class ContinuousPipeline:
             if not self.first:
                 self.neighbours.send_gradient(self.finished, activation.grad)
         self.finished += 1
-        self.stream.trained(number)
+        self.stream.finished(number)
 
     def _drain(self) -> None:
         self.report.drains += self.filled

@@ -28,6 +28,7 @@ class PolicyStage:
     def forward(self, micro_step: MicroStep, activation: Tensor | None) -> Tensor | None:
         batch = pack(micro_step, self.layout.data_rank, self.device)
         output = None if batch is None else self.model.run(batch.token_ids, batch.bounds, batch.longest, activation)
+        self._scores = None
         if not self.layout.is_last_stage:
             return output
         if micro_step.kind == "score":

@@ -1,5 +1,7 @@
 """The optimizer update (§7, §12): gradients of a prefix of cells to the core, normalised, clipped, one Adam step, parameters back out."""
 
+import math
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -34,6 +36,10 @@ def broadcast_from_core(weights: Tensor, group: dist.ProcessGroup) -> None:
         dist.broadcast(weights[start : start + BUCKET], root, group=group)
 
 
+class NonFiniteGradient(RuntimeError):
+    """The step's gradient is broken; taking it would break the weights."""
+
+
 class CoreOptimizer:
     """Adam over the flat slab of one core rank. Satellites have none.
 
@@ -63,11 +69,13 @@ class CoreOptimizer:
     def step(self, grads: Tensor, executions: int) -> float:
         """Complete the cell's sums, normalise by E, clip, update. Collective over the core cell. Returns the norm before the clip.
 
-        Raises ZeroDivisionError for an empty batch; the caller does not update for one.
+        Raises NonFiniteGradient, and changes nothing; not to be called for an empty batch (E = 0).
         """
         self._complete(grads)
         torch.div(grads, executions, out=self.flat.grad)
         norm = self._global_norm(self.flat.grad)
+        if not math.isfinite(norm):
+            raise NonFiniteGradient(f"the gradient's norm is {norm}; no update was taken")
         if norm > self.settings.clip_grad_norm:
             self.flat.grad.mul_(self.settings.clip_grad_norm / norm)
         self.adam.step()

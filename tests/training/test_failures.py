@@ -10,9 +10,14 @@ from safetensors.torch import load_file, save_file
 from training_cases import Case, largest_difference
 
 from gyre_lib.config.errors import InputError
+from gyre_lib.config.run_config import ModelConfig, TrainingConfig
+from gyre_lib.training.cell_trainer import CellTrainer
 from gyre_lib.training.local_cells import LocalCells, RankFailed, train_batch
+from gyre_lib.training.local_ranks import LocalRanks
 from gyre_lib.training.packing import PackingBuffer, PackingSettings, ReadyGroup
 from gyre_lib.training.random_batches import random_groups
+from gyre_lib.training.rank_layout import RankLayout
+from gyre_lib.training.update import NonFiniteGradient
 
 
 def small_buffer(dp: int = 1) -> PackingBuffer:
@@ -102,6 +107,20 @@ def test_weights_that_are_not_numbers_stop_the_step_by_name(untied: Case, tmp_pa
             buffer.add_group(group)
         with pytest.raises(RankFailed, match=r"NonFiniteLogProb: execution g0000\d-\d\d: the trainer's log-prob of target \d+ is nan"):
             cells.call(0, "train", 0)
+
+
+def _broken_gradient(rank: int, model_dir: Path, settings: TrainingConfig) -> bool:
+    trainer = CellTrainer(model_dir, ModelConfig(), settings, RankLayout(0, 1, 0))
+    before = trainer.weight_slab.clone()
+    trainer.begin_batch(0)
+    trainer.gradient_slab[5] = float("inf")
+    with pytest.raises(NonFiniteGradient, match="the gradient's norm is inf; no update was taken"):
+        trainer.reduce_and_update(1, final=True, executions=4)
+    return torch.equal(before, trainer.weight_slab)
+
+
+def test_a_gradient_that_is_not_finite_is_not_taken(untied: Case) -> None:
+    assert LocalRanks(1, _broken_gradient, untied.model_dir, untied.settings).results() == [True]
 
 
 def test_a_stage_without_its_neighbour_fails_loudly(untied: Case) -> None:
