@@ -6,6 +6,7 @@ Everything is megatron-core's local layer; only what the platform forces differs
 import itertools
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -53,7 +54,11 @@ class PackedAttention(MegatronModule):
 
 
 class RotaryOnDevice(RotaryEmbedding):
-    """Rotary tables that stay where the model is (upstream moves them to the current CUDA device)."""
+    """Rotary tables that are made where the model is (upstream moves them to the current CUDA device, also when there is none)."""
+
+    def __init__(self, head_dim: int, base: float, cp_group: dist.ProcessGroup, device: torch.device):
+        super().__init__(head_dim, 1.0, rotary_base=base, use_cpu_initialization=True, cp_group=cp_group)
+        self.inv_freq = self.inv_freq.to(device)
 
     def get_emb(self, max_seq_len: int, offset: int = 0) -> Tensor:
         freqs = self.get_freqs_non_repeated(max_seq_len, offset)

@@ -104,9 +104,7 @@ def build_policy(
         rotary_base=shape.rope_theta,
         pg_collection=groups,
     )
-    model.rotary_pos_emb = RotaryOnDevice(
-        shape.head_dim, 1.0, rotary_base=shape.rope_theta, use_cpu_initialization=True, cp_group=model.rotary_pos_emb.cp_group
-    )
+    model.rotary_pos_emb = RotaryOnDevice(shape.head_dim, shape.rope_theta, groups.cp, device)
     if shape.experts:
         for layer in model.decoder.layers:
             layer.mlp = ExpertLayer(shape, expert_parallel, groups.tp, dtype)

@@ -124,6 +124,9 @@ class StepMetrics:
             "tokens": total["targets"] + total["context_tokens"],
             "current_target_tokens": total["current_targets"],
             "microbatches": total["micro_steps"],
+            "trajectories": total["trajectories"],
+            "scored_tokens": total["scored_tokens"],
+            **{f"targets_{role}": total[f"targets_{role}"] for role in ROLES},
         }
-        names = ["trajectories", "scored_tokens", *(f"{kind}_{role}" for kind in ("targets", "executions") for role in ROLES)]
-        return means | {name: round(value) for name, value in counts.items()} | {name: round(total[name], 6) for name in names}
+        shares = {f"executions_{role}": round(total[f"executions_{role}"], 6) for role in ROLES}
+        return means | {name: round(value) for name, value in counts.items()} | shares
