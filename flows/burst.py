@@ -6,6 +6,7 @@ what is not done yet, and attaches to what is still going on: nothing is dispatc
 
 from collections.abc import Callable
 from typing import Annotated, Any
+from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.futures import PrefectFuture, wait
@@ -25,6 +26,7 @@ from tasks.transitions import return_to_rollout, switch_to_training
 # Group and step watchers mostly sleep; evaluations and transitions take the rest.
 THREADS = 24
 FEED_WAIT_S = 5.0
+MAX_FAILURES = 50
 Entry = dict[str, Any]
 
 
@@ -44,13 +46,17 @@ def burst(
     work = _Work(run, burst)
     for group in client.outstanding_groups():
         work.follow_group(group["group_id"])
-    after = 0
+    after, life = 0, ""
     while not work.ended and (state := client.state())["burst"] <= burst:
         if state["problem"]:
             raise RuntimeError(f"burst {burst} stands still: {state['problem']}")
-        for entry in client.feed(after, timeout_s=FEED_WAIT_S):
+        feed = client.feed(after, timeout_s=FEED_WAIT_S)
+        for entry in feed["entries"]:
             after = max(after, entry["seq"])
             work.start(entry)
+        if work.has_failed() or feed["life"] != life:
+            # A restarted coordinator numbers its feed anew.
+            after, life = 0, feed["life"]
     wait(work.futures)
     failed = [future for future in work.futures if future.state.is_failed()]
     if failed:
@@ -71,6 +77,9 @@ class _Work:
         # The last task run of each kind: the edges of the graph in the UI.
         self._last: dict[str, PrefectFuture[Any]] = {}
         self.futures: list[PrefectFuture[Any]] = []
+        self._started: set[str] = set()
+        self._entry_of: dict[UUID, str] = {}
+        self._seen_failures: list[PrefectFuture[Any]] = []
         self.ended = False
         self._start: dict[str, Callable[[str, Entry], None]] = {
             "Dispatch": self._dispatch,
@@ -85,41 +94,60 @@ class _Work:
         }
 
     def start(self, entry: Entry) -> None:
-        """Submit the entry's task run. An Update is taken by its step's task run."""
-        self._start[entry["kind"]](entry["entry_id"], entry["arguments"])
+        """Submit the entry's task run, unless it has one that goes on. An Update is taken by its step's task run."""
+        if entry["entry_id"] not in self._started:
+            self._started.add(entry["entry_id"])
+            self._start[entry["kind"]](entry["entry_id"], entry["arguments"])
+
+    def has_failed(self) -> bool:
+        """Whether a task run has failed since the last call; what it had to do is still in the feed and may be started again.
+
+        Raises RuntimeError when that has happened too often.
+        """
+        failed = [future for future in self.futures if future.state.is_failed() and future not in self._seen_failures]
+        self._seen_failures += failed
+        if len(self._seen_failures) > MAX_FAILURES:
+            raise RuntimeError(f"{len(self._seen_failures)} task runs of this burst failed; the last: {failed[-1].state.message}")
+        self._started -= {self._entry_of[future.task_run_id] for future in failed if future.task_run_id in self._entry_of}
+        return bool(failed)
 
     def follow_group(self, group_id: str) -> None:
         if group_id not in self._groups:
             self._groups.add(group_id)
             self._submit(roll_out_group, group_id, self._burst, after=["dispatch"])
 
-    def _submit(self, verb: Any, *arguments: Any, kind: str = "", after: list[str] | None = None) -> None:
-        upstream = [self._last[name] for name in after or [] if name in self._last]
+    def _submit(self, verb: Any, *arguments: Any, entry_id: str = "", kind: str = "", after: list[str] | None = None) -> None:
+        before = [self._last[name] for name in after or [] if name in self._last]
+        upstream = [future for future in before if not future.state.is_failed()]
         future = verb.submit(self._run, *arguments, wait_for=upstream)
         self.futures.append(future)
+        if entry_id:
+            self._entry_of[future.task_run_id] = entry_id
         if kind:
             self._last[kind] = future
 
     def _dispatch(self, entry_id: str, arguments: Entry) -> None:
-        self._submit(dispatch, entry_id, len(arguments["groups"]), arguments["version"], kind="dispatch", after=["publish"])
+        self._submit(
+            dispatch, entry_id, len(arguments["groups"]), arguments["version"], entry_id=entry_id, kind="dispatch", after=["publish"]
+        )
         for group_id in arguments["groups"]:
             self.follow_group(group_id)
 
     def _open_batch(self, entry_id: str, arguments: Entry) -> None:
         if arguments["step"] // self._steps_per_burst <= self._burst:
-            self._submit(train_step, entry_id, arguments["step"], kind="step", after=["step"])
+            self._submit(train_step, entry_id, arguments["step"], entry_id=entry_id, kind="step", after=["step"])
 
     def _to_training(self, entry_id: str, arguments: Entry) -> None:
-        self._submit(switch_to_training, entry_id, arguments["cell"], kind="transition", after=["transition"])
+        self._submit(switch_to_training, entry_id, arguments["cell"], entry_id=entry_id, kind="transition", after=["transition"])
 
     def _to_rollout(self, entry_id: str, arguments: Entry) -> None:
-        self._submit(return_to_rollout, entry_id, arguments["cell"], kind="return", after=["step", "transition"])
+        self._submit(return_to_rollout, entry_id, arguments["cell"], entry_id=entry_id, kind="return", after=["step", "transition"])
 
     def _publish(self, entry_id: str, arguments: Entry) -> None:
-        self._submit(publish, entry_id, arguments["version"], kind="publish", after=["step", "return"])
+        self._submit(publish, entry_id, arguments["version"], entry_id=entry_id, kind="publish", after=["step", "return"])
 
     def _evaluate_execution(self, entry_id: str, arguments: Entry) -> None:
-        self._submit(self._evaluate, arguments["execution_id"])
+        self._submit(self._evaluate, arguments["execution_id"], entry_id=entry_id)
 
     def _burst_done(self, entry_id: str, arguments: Entry) -> None:
         coordinator_of(self._run).perform(entry_id)

@@ -56,9 +56,9 @@ class CoordinatorClient:
     def start_run(self) -> dict[str, Any]:
         return self._call("POST", "/run/start")
 
-    def feed(self, after: int, timeout_s: float = LONG_POLL_S) -> list[dict[str, Any]]:
-        """Entries later than `after` that are not done."""
-        return self._call("GET", "/feed", params={"after": after, "timeout_s": timeout_s})["entries"]
+    def feed(self, after: int, timeout_s: float = LONG_POLL_S) -> dict[str, Any]:
+        """`entries` later than `after` that are not done, and the coordinator's `life`: positions hold within one life."""
+        return self._call("GET", "/feed", params={"after": after, "timeout_s": timeout_s})
 
     def perform(self, entry_id: str) -> dict[str, Any]:
         """Have an action performed, or attach to it; returns its result. Raises OperationFailed."""
@@ -83,9 +83,9 @@ class CoordinatorClient:
     def claim_executions(self, worker_id: str, slots: int, timeout_s: float = LONG_POLL_S) -> list[dict[str, Any]]:
         return self._call("POST", f"/workers/{worker_id}/claim", json={"slots": slots}, params={"timeout_s": timeout_s})["orders"]
 
-    def heartbeat(self, worker_id: str) -> list[str]:
-        """A sign of life; returns the executions that the worker shall cancel."""
-        return self._call("POST", f"/workers/{worker_id}/heartbeat")["cancel"]
+    def heartbeat(self, worker_id: str, running: list[str]) -> list[str]:
+        """A sign of life, and what the worker runs; returns the executions that it shall cancel."""
+        return self._call("POST", f"/workers/{worker_id}/heartbeat", json={"running": running})["cancel"]
 
     def ended(self, execution_id: str, outcome: str, detail: str, artifact_ref: str, artifact_digest: str) -> None:
         body = {"outcome": outcome, "detail": detail, "artifact_ref": artifact_ref, "artifact_digest": artifact_digest}
@@ -115,16 +115,22 @@ class CoordinatorClient:
         self._call("GET", "/health")
 
     def _call(self, method: str, path: str, **arguments: Any) -> Any:
+        problem = "no answer"
         for _ in self._attempts():
             try:
                 response = self._http.request(method, path, **arguments)
-            except (httpx.TransportError, httpx.TimeoutException):
+            except httpx.TransportError as error:
+                problem = type(error).__name__
+                continue
+            if response.status_code >= 500:
+                # Something that it needs is away for now (a proxy that restarts, say).
+                problem = f"answered {response.status_code}: {response.text[:300]}"
                 continue
             if response.status_code == 409:
                 raise OperationFailed(response.json()["error"])
             response.raise_for_status()
             return response.json()
-        raise CoordinatorUnavailable(f"coordinator at {self._http.base_url}: no answer for {self._patience_s:g} s")
+        raise CoordinatorUnavailable(f"coordinator at {self._http.base_url}, {method} {path}, for {self._patience_s:g} s: {problem}")
 
     def _attempts(self) -> Iterator[None]:
         end = time.monotonic() + self._patience_s

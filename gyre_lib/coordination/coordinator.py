@@ -27,7 +27,7 @@ from gyre_lib.coordination.feed import Entry, Feed
 from gyre_lib.coordination.journal import Journal
 from gyre_lib.coordination.proxies import Proxies, Proxy
 from gyre_lib.coordination.recording import Tables
-from gyre_lib.coordination.routing_table import Route, RoutingTable
+from gyre_lib.coordination.routing_table import Engine, Route, RoutingTable
 from gyre_lib.coordination.trajectory_buffer import PLACEHOLDER, Execution, Group, TrajectoryBuffer
 from gyre_lib.rollout.sandboxes.circuit import SandboxCircuit, SandboxServiceDown
 from gyre_lib.rollout.tasks import find_tasks
@@ -48,6 +48,8 @@ class Worker:
 
 
 STEP_COLUMNS = set(SCHEMAS["train_steps"].names)
+CLAIM_LOST_S = 15.0
+"""A claim that its worker does not know of after this long was never received."""
 WORKER_LOST_S = 30.0
 """A worker silent for this long is taken for dead; its executions end as infrastructure failures."""
 
@@ -85,6 +87,11 @@ class Coordinator:
         self._event_seq = 0
         self._last_timer: ev.SetTimer | None = None
         self._background: set[asyncio.Task[Any]] = set()
+
+    @property
+    def life(self) -> str:
+        """Names this start of the coordinator."""
+        return f"{self.started_s:.6f}"
 
     # -- events and actions
 
@@ -212,22 +219,33 @@ class Coordinator:
         """Launch orders for a worker, at most `slots`; waits for the first up to the time-out. None while the sandbox service is down."""
         self.heard_from(worker_id)
         claimed: list[Execution] = []
-        while len(claimed) < slots and not self.problem:
+        while len(claimed) < slots and not self.problem and self.proxies.registered:
             try:
                 wait = timeout_s if not claimed else 0.05
                 execution_id = await asyncio.wait_for(self.launch_orders.get(), wait)
             except TimeoutError:
                 break
             execution = self.buffer.executions[execution_id]
-            if self.buffer.claim(execution_id, worker_id):
+            if self.buffer.claim(execution_id, worker_id, time.time()):
                 self.ledger.append({"kind": "claimed", "now": time.time(), "execution": execution_id, "worker": worker_id})
                 claimed.append(execution)
         return claimed
 
-    def heard_from(self, worker_id: str) -> set[str]:
-        """Note a sign of life; returns executions that this worker shall cancel."""
+    def heard_from(self, worker_id: str) -> Worker:
+        """Note a sign of life."""
         worker = self.workers.setdefault(worker_id, Worker(worker_id, time.time(), set()))
         worker.seen_s = time.time()
+        return worker
+
+    async def heartbeat(self, worker_id: str, running: set[str]) -> set[str]:
+        """What a worker says it runs; returns what it shall cancel. An execution that it should run and does not know of (it never heard
+        of its claim, or its report was lost) has ended."""
+        worker = self.heard_from(worker_id)
+        overdue = time.time() - CLAIM_LOST_S
+        for execution in list(self.buffer.executions.values()):
+            unknown = execution.stage == "claimed" and execution.worker_id == worker_id and execution.execution_id not in running
+            if unknown and execution.claimed_s < overdue:
+                await self.ended(execution.execution_id, "InfrastructureFailed", f"{worker_id} does not run it", "")
         return worker.cancelled
 
     @property
@@ -415,6 +433,11 @@ class Coordinator:
 
     # -- engines
 
+    def add_engine(self, engine: Engine) -> None:
+        """An engine process is there; it does not serve yet."""
+        self.table.set_engine(engine)
+        self.ledger.append({"kind": "engine", "now": time.time(), "engine": asdict(engine)})
+
     async def engine_up(self, cell: int, weight_version: int) -> None:
         """The engines of a cell (or the standalone pool) serve this version."""
         moved = self.table.serve([engine.engine_id for engine in self.table.engines_of(cell)], weight_version)
@@ -550,10 +573,12 @@ class Coordinator:
                 execution = Execution(fact["execution"], fact["group"], fact["task_path"], fact["task_id"], fact["version"])
                 self.buffer.add_benchmark_execution(execution)
                 self.buffer.launch(fact["execution"], fact["now"], self.config.rollout.overall_budget_s)
+            case "engine":
+                self.table.set_engine(Engine(**fact["engine"]))
             case "proxy":
                 self._known_proxies[fact["proxy_id"]] = Proxy(fact["proxy_id"], fact["url"], fact["control_url"], fact["uds"])
             case "claimed":
-                self.buffer.claim(fact["execution"], fact["worker"])
+                self.buffer.claim(fact["execution"], fact["worker"], fact["now"])
                 self.workers.setdefault(fact["worker"], Worker(fact["worker"], time.time(), set()))
             case "ended":
                 self.buffer.end(fact["execution"], fact["now"], fact["outcome"], fact["detail"], fact["artifact"])

@@ -69,12 +69,12 @@ class Operations:
         """Done when the step's update is; the step itself is driven by the cells and by Update."""
         step = entry.arguments["step"]
         if self._c.batches.step == step:
-            await self._train(step)
+            await self.train(step)
         while self._c.scheduler.version <= step:
             await asyncio.sleep(0.1)
         return {"step": step}
 
-    async def _train(self, step: int) -> None:
+    async def train(self, step: int) -> None:
         """Cells that are already in training (the core that stayed, the prefix of an earlier step) begin with this batch."""
         for cell in self._c.training_cells():
             await self._c.commands.send(cell, f"train-{step}-{cell}-{self._c.generation(cell)}", "train", step=step)

@@ -47,7 +47,8 @@ class Proxies:
     async def push(self) -> int:
         """Send the table's changes to all proxies; returns the version that all of them have acknowledged.
 
-        A proxy that does not answer is left out: when it comes back it registers again and gets the full table.
+        A proxy that is gone is left out: when it comes back it registers again and gets the full table. Raises httpx.HTTPError for one
+        that does not answer.
         """
         async with self._push:
             if not self._proxies:
@@ -57,7 +58,8 @@ class Proxies:
                 *(self._post(proxy, "/control/table", delta) for proxy in self._proxies.values()), return_exceptions=True
             )
             for proxy, answer in zip(list(self._proxies.values()), answers, strict=True):
-                if isinstance(answer, httpx.HTTPError):
+                if isinstance(answer, httpx.ConnectError):
+                    # Its requests died with it. One that is merely slow may still use the old table: that is an error.
                     del self._proxies[proxy.proxy_id]
                 elif isinstance(answer, BaseException):
                     raise answer
@@ -69,7 +71,12 @@ class Proxies:
         return sum(count for answer in answers for engine, count in answer["engines"].items() if engine in engine_ids)
 
     async def close(self, execution_id: str) -> dict[str, int]:
-        """Revoke the execution's key everywhere; its records are durable when this returns."""
+        """Revoke the execution's key everywhere; its records are durable when this returns.
+
+        Raises LookupError while no proxy is registered: its records could not be told to be complete.
+        """
+        if not self._proxies:
+            raise LookupError("no proxy is registered at the moment")
         answers = await asyncio.gather(
             *(self._post(proxy, "/control/close", {"execution_id": execution_id}) for proxy in self._proxies.values())
         )

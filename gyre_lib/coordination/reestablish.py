@@ -5,7 +5,7 @@ import asyncio
 from gyre_lib.coordination.coordinator import Coordinator
 from gyre_lib.coordination.operations import Operations, targets
 from gyre_lib.coordination.routing_table import STANDALONE
-from gyre_lib.engines.control import EngineControl
+from gyre_lib.engines.control import EngineControl, EngineError
 from gyre_lib.scheduling import events as ev
 from gyre_lib.scheduling.scheduler import LOST, ROLLOUT
 
@@ -14,6 +14,26 @@ class Reestablish:
     def __init__(self, coordinator: Coordinator, operations: Operations) -> None:
         self._c = coordinator
         self._operations = operations
+
+    async def after_restart(self) -> None:
+        """The coordinator is new, the other processes are not: ask the engines what they serve, and hand the open batch out again."""
+        for engine in list(self._c.table.engines.values()):
+            try:
+                version = await asyncio.to_thread(_served_version, engine.url)
+            except EngineError:
+                # It died meanwhile; its supervisor restarts it and says so.
+                continue
+            engine.weight_version = version
+            await self.engine(engine.cell, version)
+        if self._c.is_training(0):
+            self._c.spawn(self._training_cells_again())
+
+    async def _training_cells_again(self) -> None:
+        version, step = self._c.scheduler.version, self._c.batches.step
+        report = await self._c.commands.run(0, f"reexpose-{self._c.generation(0)}", "expose", version=version)
+        self._operations.manifest = report["result"]["manifest"]
+        if step is not None:
+            await self._operations.train(step)
 
     async def engine(self, cell: int, weight_version: int) -> None:
         """An engine is up. It serves if its cell is in rollout and it holds the published version."""
@@ -53,3 +73,8 @@ class Reestablish:
             self._c.batches.packing.hand_back(0)
             self._c.batches.packing.readmit(0)
             await self._c.commands.send(0, f"train-{step}-0-{life}", "train", step=step)
+
+
+def _served_version(url: str) -> int:
+    with EngineControl(url, timeout_s=5.0) as engine:
+        return engine.weight_version()

@@ -84,6 +84,10 @@ class WorkerClaim(BaseModel):
     slots: int
 
 
+class WorkerHeartbeat(BaseModel):
+    running: list[str]
+
+
 class Ended(BaseModel):
     outcome: str
     detail: str = ""
@@ -115,6 +119,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await c.restore()
+        await reestablish.after_restart()
         ticking = asyncio.create_task(_tick_every_second(c))
         yield
         ticking.cancel()
@@ -170,7 +175,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
 
     @app.get("/feed")
     async def feed(after: int = 0, timeout_s: Timeout = LONG_POLL_S) -> dict[str, Any]:
-        return {"entries": [asdict(entry) for entry in await c.feed.after(after, timeout_s)]}
+        return {"entries": [asdict(entry) for entry in await c.feed.after(after, timeout_s)], "life": c.life}
 
     @app.post("/actions/{entry_id}/perform")
     async def perform(entry_id: str, timeout_s: Timeout = LONG_POLL_S) -> dict[str, Any]:
@@ -202,8 +207,8 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
         return {"orders": [c.launch_order(execution) for execution in executions]}
 
     @app.post("/workers/{worker_id}/heartbeat")
-    async def heartbeat(worker_id: str) -> dict[str, Any]:
-        return {"cancel": sorted(c.heard_from(worker_id))}
+    async def heartbeat(worker_id: str, body: WorkerHeartbeat) -> dict[str, Any]:
+        return {"cancel": sorted(await c.heartbeat(worker_id, set(body.running)))}
 
     @app.post("/executions/{execution_id}/ended")
     async def ended(execution_id: str, body: Ended) -> dict[str, Any]:
@@ -243,7 +248,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
     @app.post("/engines")
     async def engine_hello(body: EngineUp) -> dict[str, Any]:
         """An engine process is up and healthy; it serves unless its cell is in training."""
-        c.table.set_engine(Engine(body.engine_id, body.url, body.cell, body.capacity, False, body.weight_version))
+        c.add_engine(Engine(body.engine_id, body.url, body.cell, body.capacity, False, body.weight_version))
         await reestablish.engine(body.cell, body.weight_version)
         return {}
 

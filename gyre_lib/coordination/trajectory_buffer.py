@@ -31,6 +31,7 @@ class Execution:
     validity: str = ""
     dispatched_s: float = 0.0
     launched_s: float = 0.0
+    claimed_s: float = 0.0
     ended_s: float = 0.0
     settled_s: float = 0.0
     deadline_s: float = 0.0
@@ -90,11 +91,11 @@ class TrajectoryBuffer:
         execution.stage, execution.launched_s, execution.deadline_s = "launched", now, now + overall_budget_s
         return True
 
-    def claim(self, execution_id: str, worker_id: str) -> bool:
+    def claim(self, execution_id: str, worker_id: str, now: float) -> bool:
         execution = self.executions[execution_id]
         if execution.reached("claimed"):
             return False
-        execution.stage, execution.worker_id = "claimed", worker_id
+        execution.stage, execution.worker_id, execution.claimed_s = "claimed", worker_id, now
         return True
 
     def end(self, execution_id: str, now: float, outcome: str, detail: str, artifact_ref: str) -> bool:

@@ -78,7 +78,9 @@ class Worker:
 
     def _heartbeat(self) -> None:
         while not self.stopping.wait(HEARTBEAT_S):
-            for execution_id in self._client.heartbeat(self._worker_id):
+            with self._lock:
+                running = list(self._running)
+            for execution_id in self._client.heartbeat(self._worker_id, running):
                 with self._lock:
                     cancelled = self._running.get(execution_id)
                 if cancelled is not None:
