@@ -120,13 +120,13 @@ def long_execution(rng: np.random.Generator) -> list[RequestRecord]:
 
     for context in range(4):
         main = call("", "main_task", "", "root", 4000, 230)
-        for turn in range(43):
-            main = call(main, "main_task", "", "extension", 340, 230)
+        for turn in range(43 if context < 3 else 44):
+            main = call(main, "main_task", "", "extension", 352, 230)
             if turn % 20 == 10 and context < 3:
                 agent = f"agent-{context}-{turn}"
                 sub = call("", "sub_task", agent, "root", 2000, 230)
                 for _ in range(19):
-                    sub = call(sub, "sub_task", agent, "extension", 340, 230)
+                    sub = call(sub, "sub_task", agent, "extension", 352, 230)
         if context < 3:
             call(main, "main_summary", "", "compaction", 200, 800)
     return records

@@ -22,7 +22,7 @@ from gyre_lib.config.layout import RunLayout
 from gyre_lib.trajectories.schemas import KEYS, SCHEMAS
 from gyre_lib.trajectories.sealed_segments import SealedStore
 from gyre_lib.trajectories.store import TableSnapshot
-from gyre_lib.trajectories.vocabulary import VOCABULARY, read_vocabulary
+from gyre_lib.trajectories.vocabulary import find_tokenizer, read_vocabulary
 
 VIEWS_FOLDER = Path(__file__).resolve().parents[2] / "data" / "sql"
 _CREATE = re.compile(r"CREATE (VIEW|MACRO) (\w+)\s*(?:\(([^)]*)\))? AS", re.IGNORECASE)
@@ -102,7 +102,8 @@ def open_connection(layout: RunLayout, vocabulary: bool = True) -> duckdb.DuckDB
         _create_table(connection, TableSnapshot(layout, table, store))
     settings = _settings(layout)
     connection.register("config", pa.table({"field": list(settings), "value": list(settings.values())}, _CONFIG))
-    connection.register("vocabulary", read_vocabulary(settings.get("model.path", "")) if vocabulary else VOCABULARY.empty_table())
+    tokenizer = find_tokenizer(layout, settings.get("model.path", "")) if vocabulary else None
+    connection.register("vocabulary", read_vocabulary(tokenizer))
     for view in shipped_views().values():
         connection.execute(view.sql)
     connection.execute("SET enable_external_access = false")

@@ -4,19 +4,26 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from gyre_lib.config.layout import RunLayout
+
 VOCABULARY = pa.schema([("token_id", pa.int32()), ("text", pa.string()), ("bytes", pa.binary())])
 """`text` shows a token that is only a part of a character as U+FFFD; `bytes` is null where they are not known."""
 
 _INSTALLATION = Path(__file__).resolve().parents[2]
 
 
-def read_vocabulary(model_path: str) -> pa.Table:
-    """Every token of a Hugging Face tokenizer folder; an empty table when there is none.
+def find_tokenizer(layout: RunLayout, model_path: str) -> Path | None:
+    """The run's tokenizer file: a published policy's own (it is what the run really used), else that of the model it started from.
 
-    A relative folder is looked for here, then in the installation (where the shipped models are).
+    A relative model folder is looked for here, then in the installation (where the shipped models are). None when there is none.
     """
-    paths = [folder / "tokenizer.json" for folder in (Path(model_path), _INSTALLATION / model_path) if model_path]
-    path = next((path for path in paths if path.exists()), None)
+    published = sorted(layout.published.glob("*/tokenizer.json"))
+    started_from = [folder / "tokenizer.json" for folder in (Path(model_path), _INSTALLATION / model_path) if model_path]
+    return next((path for path in (*published, *started_from) if path.exists()), None)
+
+
+def read_vocabulary(path: Path | None) -> pa.Table:
+    """Every token of a tokenizer.json; an empty table for None."""
     if path is None:
         return VOCABULARY.empty_table()
     from tokenizers import Tokenizer

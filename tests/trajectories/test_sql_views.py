@@ -9,7 +9,7 @@ import pytest
 from recorded_run import T0, layout_writers, write_recorded_run
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordLevel
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.config.layout import RunLayout
@@ -169,6 +169,9 @@ def test_token_texts_come_from_the_runs_tokenizer(tmp_path):
     SegmentWriter(layout, "engines", "coordinator").close()
     words = ask(open_connection(layout), "SELECT text, bytes FROM vocabulary WHERE token_id > 1 ORDER BY token_id").to_pylist()
     assert words == [{"text": " a", "bytes": b" a"}, {"text": "\ufffd", "bytes": b"\xc3"}, {"text": "\ufffd", "bytes": b"\xa4"}]
+    layout.published.joinpath("2").mkdir(parents=True)
+    Tokenizer(WordLevel({"mine": 7}, unk_token="mine")).save(str(layout.published / "2" / "tokenizer.json"))
+    assert ask(open_connection(layout), "SELECT token_id, text FROM vocabulary").to_pylist() == [{"token_id": 7, "text": "mine"}]
     assert ask(open_connection(layout, vocabulary=False), "SELECT * FROM vocabulary").num_rows == 0
     assert needs_vocabulary("SELECT * FROM rendered_trajectory('a', 0)")
     assert not needs_vocabulary("SELECT * FROM role_time")
