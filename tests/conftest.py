@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# No time limit per example: these tests say what is right, not how fast it is, and machines are shared.
+settings.register_profile("gyre", deadline=None)
+settings.load_profile("gyre")
 
 
 @pytest.fixture(scope="session")
