@@ -1,22 +1,21 @@
 """Train the tiny policy's tokenizer on rendered transcripts: byte-level BPE with Qwen3's special tokens, any text encodes.
 
-    python data/make/make_tokenizer.py [FOLDER]        (default data/models/tiny-qwen3; seconds)
+python data/make/make_tokenizer.py [FOLDER]        (default data/models/tiny-qwen3; seconds)
 """
 
 import json
 import random
 import sys
 from pathlib import Path
-
 from typing import Any
 
 from lookup_tasks import EXTENSIONS, KINDS, NOUNS, draw_task
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from renderers.qwen3 import _TOOLS_FOOTER as TOOLS_FOOTER
 from renderers.qwen3 import _TOOLS_HEADER as TOOLS_HEADER
 from rendering import RENDERER_TOOLS, with_system
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transcripts import Habits, draw_transcript
+from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
@@ -71,7 +70,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(600, seed=1), trainer)
     return PreTrainedTokenizerFast(

@@ -7,9 +7,8 @@ from typing import Any
 from renderers import create_renderer
 from renderers.configs import Qwen3RendererConfig
 
-from proxy_app.tokenizing import TextTokenizer
-
 from gyre_lib.rollout.harnesses.builtin_agent import SYSTEM_PROMPT, TOOLS
+from proxy_app.tokenizing import TextTokenizer
 
 RENDERER_TOOLS = [
     {

@@ -159,7 +159,11 @@ def objective(model: Qwen3ForCausalLM, groups: list[list[Play]], settings: Setti
         loss.backward()
         gated += int((~gate).sum())
         ratios += ratio.tolist()
-    return {"used": len(used) / len(plays), "gated": gated / max(1, len(used)), "ratio_spread": max((abs(math.log(r)) for r in ratios), default=0)}
+    return {
+        "used": len(used) / len(plays),
+        "gated": gated / max(1, len(used)),
+        "ratio_spread": max((abs(math.log(r)) for r in ratios), default=0),
+    }
 
 
 def habits(plays: list[Play]) -> dict[str, float]:
@@ -186,18 +190,24 @@ def score(player: Player, model: Qwen3ForCausalLM, seed: int, samples: int) -> t
     return mean, math.sqrt(mean * (1 - mean) / len(plays)), plays
 
 
-def learn(model_dir: Path, seed: int, settings: Settings, samples: int, log: bool) -> dict[str, Any]:
+def learn(
+    model_dir: Path, seed: int, settings: Settings, samples: int, log: bool, known: tuple[float, float, list[Play]] | None
+) -> dict[str, Any]:
+    """One run. `known`: the policy's score before, where it has been measured already (it does not depend on the seed)."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = Qwen3ForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     player = Player(tokenizer, renderer_of(tokenizer), settings.temperature, settings.max_turns, settings.max_output_tokens)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=settings.adam_eps, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=settings.adam_eps, weight_decay=0.0
+    )
     # As in the shipped folder: two fixed tasks of each pair, taken in a shuffled order.
     shipped = random.Random(7)
     tasks = [draw_task(shipped, *pair) for pair in training_pairs() * 2]
     order = draw.sample(tasks, len(tasks))
-    before, error_before, plays = score(player, model, 1000 + seed, samples)
+    start = known or score(player, model, 1000, 2 * samples)
+    before, error_before, plays = start
     history = [{"update": 0, "score": before, **habits(plays)}]
     published = copy.deepcopy(model)
     queue: list[list[Play]] = []
@@ -228,15 +238,22 @@ def learn(model_dir: Path, seed: int, settings: Settings, samples: int, log: boo
     after, error_after, plays = score(player, model, 1000 + seed, samples)
     error = math.hypot(error_before, error_after)
     return {
-        "seed": seed, "before": before, "after": after, "gain": after - before, "error": error, "sigmas": (after - before) / max(error, 1e-9),
-        "habits_before": history[0], "habits_after": habits(plays), "history": history,
-    }  # fmt: skip
+        "seed": seed,
+        "before": before,
+        "after": after,
+        "error": math.hypot(error_before, error_after),
+        "habits_before": history[0],
+        "habits_after": habits(plays),
+        "history": history,
+        "start": start,
+    }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("data/models/tiny-qwen3"))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--samples", type=int, default=4, help="executions per held-out task")
     parser.add_argument("--log", action="store_true", help="print every update")
     for name, value in vars(Settings()).items():
@@ -244,13 +261,16 @@ if __name__ == "__main__":
     options = vars(parser.parse_args())
     settings = Settings(**{name: options[name] for name in vars(Settings())})
     torch.set_num_threads(1)
-    for seed in range(options["seeds"]):
+    start = None
+    for seed in range(options["first_seed"], options["first_seed"] + options["seeds"]):
         started = time.monotonic()
-        result = learn(options["model"], seed, settings, options["samples"], options["log"])
+        result = learn(options["model"], seed, settings, options["samples"], options["log"], start)
+        start = result["start"]
         after = {k: round(v, 2) for k, v in result["habits_after"].items()}
         before = {k: round(result["habits_before"][k], 2) for k in after}
+        gain = result["after"] - result["before"]
         print(
-            f"seed {seed}: {result['before']:.3f} -> {result['after']:.3f} (+{result['gain']:.3f}, s.e. {result['error']:.3f}, {result['sigmas']:.1f} s.e.)"
-            f" before {before} after {after} {time.monotonic() - started:.0f} s",
+            f"seed {seed}: {result['before']:.3f} -> {result['after']:.3f} (+{gain:.3f}, s.e. {result['error']:.3f},"
+            f" {gain / max(result['error'], 1e-9):.1f} s.e.) before {before} after {after} {time.monotonic() - started:.0f} s",
             flush=True,
         )

@@ -19,7 +19,6 @@ from rendering import proxy_renderer_of, render_prompt, render_transcript, rende
 from transcripts import Habits, draw_transcript
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-
 EMBEDDING_MULTIPLE = 64
 """So that tensor parallel ranks share the embedding evenly; training drives the logits of unused rows down."""
 
