@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 30.0
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -71,9 +71,13 @@ def serve_forks(socket_path: Path) -> None:
         while True:
             connection, _ = listener.accept()
             with connection:
-                line = connection.makefile().readline()
-                if line:
-                    connection.sendall(json.dumps(_answer(json.loads(line), listener, connection)).encode() + b"\n")
+                connection.settimeout(ANSWER_TIMEOUT_S)
+                try:
+                    line = connection.makefile().readline()
+                    if line:
+                        connection.sendall(json.dumps(_answer(json.loads(line), listener, connection)).encode() + b"\n")
+                except (OSError, ValueError, KeyError) as error:
+                    print(f"a request could not be answered: {error!r}", file=sys.stderr, flush=True)
 
 
 def _answer(request: dict[str, Any], *inherited: socket.socket) -> dict[str, Any]:

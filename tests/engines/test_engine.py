@@ -1,6 +1,7 @@
 """A real SGLang engine through our launcher and control client."""
 
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.engines.control import EngineControl, EngineError
+from gyre_lib.engines.fork_server import ForkServerError, request_engine
 from gyre_lib.engines.launcher import EngineDied, EngineProcess
 
 pytestmark = pytest.mark.engine
@@ -150,6 +152,32 @@ def test_an_engine_starts_at_a_given_version_and_stops_without_a_trace(
     assert not engine.alive()
     _, left = psutil.wait_procs(family, timeout=10)
     assert not left
+
+
+def test_a_bad_request_does_not_end_the_fork_server(engine_fork_socket: Path, tmp_path: Path) -> None:
+    for line in (b"not json\n", b"{}\n", b""):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(str(engine_fork_socket))
+            connection.sendall(line)
+    with pytest.raises(ForkServerError, match="log cannot be opened"):
+        request_engine(engine_fork_socket, [], tmp_path / "no" / "folder" / "log")
+
+
+@pytest.mark.slow
+def test_without_its_fork_server_an_engine_starts_from_scratch(
+    tiny_random_model: Path, free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    engine = EngineProcess(
+        "cell-0", tiny_random_model, free_port(), tmp_path / "engine.log", capacity=2, fork_socket=tmp_path / "nobody.sock"
+    )
+    engine.start()
+    try:
+        engine.wait_ready()
+        with EngineControl(engine.url) as control:
+            control.prove_health()
+    finally:
+        engine.stop()
+    assert not engine.alive()
 
 
 def test_an_engine_that_cannot_load_its_model_says_so(engine_fork_socket: Path, tmp_path: Path, free_port: Callable[[], int]) -> None:
