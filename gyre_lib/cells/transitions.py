@@ -132,7 +132,7 @@ class CellRank:
         """{step, cells, final, executions}: reduce the gradients of cells 0..cells-1 to the core, one optimizer step over `executions`
         (absent: as many as the stream ended with), broadcast unless final."""
         started = time.monotonic()
-        report = self.trainer.reduce_and_update(command["cells"], command["final"])
+        report = self.trainer.reduce_and_update(command["cells"], command["final"], command.get("executions"))
         if report is None:
             phases["update"] = time.monotonic() - started
             return {}
