@@ -236,7 +236,6 @@ def learn(
             if update + 1 < settings.updates:
                 dispatch(settings.steps_per_burst * settings.groups)
     after, error_after, plays = score(player, model, 1000 + seed, samples)
-    error = math.hypot(error_before, error_after)
     return {
         "seed": seed,
         "before": before,
