@@ -89,4 +89,4 @@ def _runs(segments: list[SealedSegment], segment_bytes: int) -> list[list[Sealed
 def _remove_old(store: SealedStore, table: str, now_s: float) -> int:
     """Delete files that were replaced longer ago than readers need them."""
     old = [name for segment in store.manifest_of(table, WRITER) if now_s - segment.sealed_s > GRACE_S for name in segment.replaces]
-    return store.remove(table, old)
+    return store.remove(table, old) if old else 0

@@ -147,7 +147,9 @@ class SealedStore:
 
     def remove(self, table: str, files: Iterable[str]) -> int:
         """Delete files that no reader needs any more (replaced long enough ago); returns how many there were."""
-        present = [path for name in files if self.filesystem.exists(path := f"{self._folder(table)}/{name}")]
+        unwanted = set(files)
+        self.filesystem.invalidate_cache(self._folder(table))
+        present = [path for path in self.filesystem.ls(self._folder(table), detail=False) if path.rpartition("/")[2] in unwanted]
         for path in present:
             self.filesystem.rm_file(path)
         return len(present)
@@ -195,9 +197,9 @@ def write_parquet(table: str, rows: pa.Table, path: Path, compression_level: int
     pq.write_table(rows, path, row_group_size=ROWS_PER_GROUP, compression="zstd", compression_level=compression_level, **options)
 
 
-def replaced_stems(segments: Iterable[SealedSegment]) -> set[str]:
-    """Stems of the segments whose rows compacted ones hold."""
-    return {name.removesuffix(SUFFIX) for segment in segments for name in segment.replaces}
+def sealed_stems(segments: Iterable[SealedSegment]) -> set[str]:
+    """Stems of the segments whose rows these hold: their own, and those that compacted ones replace."""
+    return {name.removesuffix(SUFFIX) for segment in segments for name in (segment.file, *segment.replaces)}
 
 
 def upgrade(table: str, rows: pa.Table) -> pa.Table:

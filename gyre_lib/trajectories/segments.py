@@ -42,12 +42,12 @@ class TornTail:
 
 
 class _Commit:
-    """Batches that share one write; `done` is set once they are durable or refused."""
+    """Batches that share one write; `done` once they are durable or refused."""
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self.done = threading.Event()
-        self.error: BaseException | None = None
+        self.done = False
+        self.error: Exception | None = None
 
 
 class SegmentWriter:
@@ -97,7 +97,7 @@ class SegmentWriter:
             commit = self._waiting
             commit.batches.append(batch)
         with self._write_lock:
-            if not commit.done.is_set():
+            if not commit.done:
                 self._write(self._take_waiting())
         if commit.error is not None:
             raise commit.error
@@ -194,7 +194,7 @@ class SegmentWriter:
         except Exception as error:
             commit.error = error
         finally:
-            commit.done.set()
+            commit.done = True
 
     def _write_durably(self, messages: list[pa.Buffer]) -> None:
         if self._broken or self._closed:
@@ -221,11 +221,11 @@ class SegmentWriter:
             self._rotate()
 
     def _open_next(self) -> None:
-        self._path = self._folder / f"{self.writer}-{self._number:06d}{open_segments.SUFFIX}"
-        self._descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
-        sync_folder(self._folder)
+        path = self._folder / f"{self.writer}-{self._number:06d}{open_segments.SUFFIX}"
+        self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
+        self._path, self._size = path, 0
         self._number += 1
-        self._size = 0
+        sync_folder(self._folder)
 
     def _rotate(self) -> None:
         """Close the open file and hand it to the sealing thread; the next append opens another."""
@@ -291,14 +291,17 @@ class GroupCommit:
                     future.set_exception(error)
         self._flushing = None
 
-    def _append(self, rows: list[Row]) -> list[BaseException | None]:
-        """One error slot per row: when a batch is refused, each row is tried alone so that one bad row hurts nobody else."""
+    def _append(self, rows: list[Row]) -> list[Exception | None]:
+        """One error slot per row: when a batch is refused, each row is tried alone so that one bad row hurts nobody else.
+
+        Any error is handed to those who wait: none may be left waiting.
+        """
         try:
             self._writer.append(rows)
             return [None] * len(rows)
         except InputError as error:
             if len(rows) == 1:
                 return [error]
-        except OSError as error:
+        except Exception as error:
             return [error] * len(rows)
         return [self._append([row])[0] for row in rows]

@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.trajectories.open_segments import OpenSegment, list_open_segments, read_open_segment
 from gyre_lib.trajectories.schemas import SCHEMAS
-from gyre_lib.trajectories.sealed_segments import SealedSegment, SealedStore, replaced_stems, upgrade
+from gyre_lib.trajectories.sealed_segments import SealedSegment, SealedStore, sealed_stems, upgrade
 from gyre_lib.trajectories.segments import Row
 from gyre_lib.trajectories.tito_record import RequestRecord, VersionSpan
 
@@ -20,21 +20,18 @@ _DERIVED = {"recorded_s", "n_input", "n_output", "version_first", "version_last"
 class TableSnapshot:
     """The segments that one table had at one moment.
 
-    Open segments are read before the manifests: a segment that is sealed in between is then found in one of the two, never in neither,
-    and one found in both counts once. When it was even compacted in between, the snapshot is taken again.
+    Open segments are read before the manifests: one that is sealed in between is found in one of the two at least. Found in both, the
+    sealed one counts, since it has what was appended after the reading; so each writer's rows are seen up to a point, once, without gaps.
     """
 
     def __init__(self, layout: RunLayout, table: str, store: SealedStore | None = None) -> None:
         """Raises InputError for files of a newer schema version."""
         self.table = table
         self._store = store or SealedStore(layout)
-        while True:
-            self.open = [segment for path in list_open_segments(layout.segments / table) if (segment := _read_if_there(path)) is not None]
-            read = {segment.path.stem for segment in self.open}
-            sealed = self._store.segments(table)
-            if not read & replaced_stems(sealed):
-                break
-        self.sealed: list[SealedSegment] = [segment for segment in sealed if segment.stem not in read]
+        found = [segment for path in list_open_segments(layout.segments / table) if (segment := _read_if_there(path)) is not None]
+        self.sealed: list[SealedSegment] = self._store.segments(table)
+        sealed = sealed_stems(self.sealed)
+        self.open = [segment for segment in found if segment.path.stem not in sealed]
 
     def open_rows(self) -> pa.Table:
         """Rows of the open segments, in memory."""
@@ -86,7 +83,7 @@ class ExecutionReader:
         self._folder = layout.segments / "requests"
         self._store = SealedStore(layout)
         self._tails: dict[str, _Tail] = {}
-        self._sealed: dict[str, SealedSegment] = {}
+        self._sealed: list[SealedSegment] = []
         self._dataset: ds.Dataset | None = None
 
     def rows(self, execution_id: str) -> pa.Table:
@@ -103,19 +100,17 @@ class ExecutionReader:
         return [row_to_record(row) for row in self.rows(execution_id).to_pylist()]
 
     def _refresh(self) -> None:
-        while True:
-            tails = {}
-            for path in list_open_segments(self._folder):
-                tail = self._tails.get(path.stem) or _Tail()
-                if tail.read(path):
-                    tails[path.stem] = tail
-            segments = self._store.segments("requests")
-            if not tails.keys() & replaced_stems(segments):
-                break
-        sealed = {segment.file: segment for segment in segments if segment.stem not in tails}
-        if sealed != self._sealed:
-            self._dataset = self._store.dataset("requests", list(sealed.values())) if sealed else None
-        self._tails, self._sealed = tails, sealed
+        """As a TableSnapshot, keeping what was read before."""
+        tails = {}
+        for path in list_open_segments(self._folder):
+            tail = self._tails.get(path.stem) or _Tail()
+            if tail.read(path):
+                tails[path.stem] = tail
+        segments = self._store.segments("requests")
+        if segments != self._sealed:
+            self._dataset = self._store.dataset("requests", segments) if segments else None
+        self._sealed = segments
+        self._tails = {stem: tail for stem, tail in tails.items() if stem not in sealed_stems(segments)}
 
 
 class _Tail:

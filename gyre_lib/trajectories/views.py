@@ -128,12 +128,12 @@ _CONFIG = pa.schema([("field", pa.string()), ("value", pa.string())])
 
 def _create_table(connection: duckdb.DuckDBPyConnection, snapshot: TableSnapshot) -> None:
     table = snapshot.table
-    connection.register(f"{table}_open", snapshot.open_rows())
-    parts = [f"SELECT * FROM {table}_open"]
-    if snapshot.sealed:
+    if table in _READ_ON_DEMAND and snapshot.sealed:
         connection.register(f"{table}_sealed", snapshot.sealed_rows())
-        parts.insert(0, f"SELECT * FROM {table}_sealed")
-    connection.execute(f"CREATE VIEW {table}_log AS {' UNION ALL '.join(parts)}")
+        connection.register(f"{table}_open", snapshot.open_rows())
+        connection.execute(f"CREATE VIEW {table}_log AS SELECT * FROM {table}_sealed UNION ALL SELECT * FROM {table}_open")
+    else:
+        connection.register(f"{table}_log", snapshot.rows())
     latest = f"QUALIFY row_number() OVER (PARTITION BY {', '.join(KEYS[table])} ORDER BY recorded_s DESC) = 1"
     kind = "VIEW" if table in _READ_ON_DEMAND else "TABLE"
     connection.execute(f"CREATE {kind} {table} AS SELECT * FROM {table}_log {'' if table in _NEVER_SUPERSEDED else latest}")
