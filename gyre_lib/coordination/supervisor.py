@@ -59,6 +59,8 @@ class Supervisor:
         self.engine_restarts: dict[str, int] = {}
         self.fork_server: subprocess.Popen[bytes] | None = None
         self.stopping = threading.Event()
+        self.given_up = ""
+        self._files = threading.Lock()
         me = psutil.Process()
         self.services = Services(me.pid, me.create_time(), coordinator_url=self.url, secret=self.secret)
 
@@ -73,6 +75,8 @@ class Supervisor:
             self._write()
             while not self.stopping.wait(WATCH_S):
                 self._watch()
+            if self.given_up:
+                raise RuntimeError(self.given_up)
             return 0
         except Exception as error:
             log.exception("the services could not be kept up")
@@ -86,6 +90,7 @@ class Supervisor:
             folder.mkdir(parents=True, exist_ok=True)
         self._write()
         self._start(Child("coordinator", self._python("gyre_lib.coordination.service", port=self.port), self.url, self._environment()))
+        threading.Thread(target=self._keep_coordinator, name="coordinator", daemon=True).start()
         self._start_ranks()
         self._start_fork_server()
         self.client.wait_healthy()
@@ -174,8 +179,20 @@ class Supervisor:
 
     # -- watch
 
+    def _keep_coordinator(self) -> None:
+        """Restart the coordinator in a thread of its own: whatever else is restarted has to be told to it."""
+        while not self.stopping.wait(WATCH_S):
+            child = self.children["coordinator"]
+            if child.process is not None and child.process.poll() is not None:
+                try:
+                    self._restart(child)
+                except RuntimeError as error:
+                    self.given_up = str(error)
+                    self.stopping.set()
+
     def _watch(self) -> None:
-        dead = [child for child in self.children.values() if child.process is not None and child.process.poll() is not None]
+        others = [child for name, child in list(self.children.items()) if name != "coordinator"]
+        dead = [child for child in others if child.process is not None and child.process.poll() is not None]
         ranks = [child for child in dead if child.name.startswith("rank-")]
         for child in dead:
             if child not in ranks:
@@ -282,6 +299,10 @@ class Supervisor:
             self.layout.services.unlink(missing_ok=True)
 
     def _write(self) -> None:
+        with self._files:
+            self._write_services()
+
+    def _write_services(self) -> None:
         self.services.processes = [
             ServiceProcess(
                 child.name,
@@ -291,7 +312,7 @@ class Supervisor:
                 f"{self.layout.logs / child.name}.log",
                 child.restarts,
             )
-            for child in self.children.values()
+            for child in list(self.children.values())
             if child.process is not None
         ] + [
             ServiceProcess(
