@@ -13,8 +13,11 @@ def import_engine() -> None:
     """Import what the engine's three processes need. Starts no thread and touches no device, so that forks are safe afterwards."""
     import sglang.launch_server
     import sglang.srt.entrypoints.http_server
+    import sglang.srt.layers.attention.torch_native_backend
     import sglang.srt.managers.detokenizer_manager
     import sglang.srt.managers.scheduler
+    import sglang.srt.model_executor.model_runner
+    import sglang.srt.model_loader.loader
     import sglang.srt.models.registry  # noqa: F401
 
 
