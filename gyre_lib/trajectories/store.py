@@ -34,8 +34,9 @@ class TableSnapshot:
         self.open = [segment for segment in found if segment.path.stem not in sealed]
 
     def open_rows(self) -> pa.Table:
-        """Rows of the open segments, in memory."""
-        return pa.concat_tables([SCHEMAS[self.table].empty_table(), *(upgrade(self.table, segment.table()) for segment in self.open)])
+        """Rows of the open segments, in memory, as one chunk (a segment has a batch per append)."""
+        parts = [SCHEMAS[self.table].empty_table(), *(upgrade(self.table, segment.table()) for segment in self.open)]
+        return pa.concat_tables(parts).combine_chunks()
 
     def sealed_rows(self) -> ds.Dataset:
         """Rows of the sealed segments, read on demand."""
