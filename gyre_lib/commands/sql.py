@@ -54,12 +54,18 @@ def _signature(view: Any) -> str:
     return f"{view.name}({', '.join(view.parameters)})" if view.parameters else view.name
 
 
+def _one_line(value: Any) -> Any:
+    """Token texts hold line breaks; in a table they are written as escapes."""
+    return value.translate({10: "\\n", 13: "\\r", 9: "\\t"}) if isinstance(value, str) else value
+
+
 def _show(answer: Any, as_json: bool, as_csv: bool, parquet: Path | None) -> None:
     """`answer` is an Arrow table or a list of rows."""
     import pyarrow as pa
 
     if not as_csv and parquet is None:
-        print_rows(answer if isinstance(answer, list) else answer.to_pylist(), as_json)
+        rows = answer if isinstance(answer, list) else answer.to_pylist()
+        print_rows(rows if as_json else [{name: _one_line(value) for name, value in row.items()} for row in rows], as_json)
         return
     table = pa.Table.from_pylist(answer) if isinstance(answer, list) else answer
     if parquet is not None:

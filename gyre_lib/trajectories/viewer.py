@@ -59,6 +59,15 @@ class ExecutionRecord:
         return dict(found)
 
     @property
+    def why_no_trajectories(self) -> str:
+        """Said where an execution has no admissions."""
+        if self.execution.get("train") is False:
+            return "the execution only evaluates a policy"
+        if self.execution.get("outcome") and self.execution.get("validity") != "valid":
+            return "without a valid score nothing is trained"
+        return "admission happens when the training batch takes the group"
+
+    @property
     def tokens(self) -> int:
         return sum(row["n_input"] + row["n_output"] for row in self.requests)
 

@@ -22,6 +22,7 @@ def render_page(record: ExecutionRecord, run_id: str) -> str:
         "group": record.group,
         "calls": [_call(record, row) for row in record.requests],
         "admissions": record.admissions,
+        "why_none": record.why_no_trajectories,
         "assessments": [{name: item[name] for name in _ASSESSMENT_FIELDS} for item in record.assessments],
         "texts": record.texts,
         "bytes": record.token_bytes,

@@ -34,9 +34,7 @@ def _summary(record: ExecutionRecord) -> Iterator[str]:
 
 def _trajectories(record: ExecutionRecord) -> Iterator[str]:
     if not record.admissions:
-        settled = record.execution.get("outcome") and record.execution.get("validity") != "valid"
-        why = "without a valid score nothing is trained" if settled else "admission happens when the training batch takes the group"
-        yield f"trajectories: none ({why})"
+        yield f"trajectories: none ({record.why_no_trajectories})"
         return
     limit = record.admissions[0]["max_trajectories"]
     yield f"trajectories: {len(record.admitted)} of {len(record.admissions)} candidates admitted (limit {limit or 'none'})"

@@ -58,6 +58,8 @@ def test_sql_prints_a_table_json_csv_and_parquet(tmp_path, runs):
 def test_sql_shows_views_lists_them_and_describes_tables():
     assert len(json.loads(answer("sql", "tiny", "--view", "staleness", "--json"))["rows"]) == 4
     assert len(json.loads(answer("sql", "tiny", "--view", "trajectory_tree", "g00001-00", "--json"))["rows"]) == 7
+    assert "word1" in answer("sql", "tiny", "--view", "rendered_trajectory", "g00001-00", "1")
+    assert answer("sql", "tiny", "SELECT 'a' || chr(10) || 'b' AS text").splitlines() == ["text", "a\\nb"]
     listed = answer("sql", "tiny", "--list")
     assert "execution_diff(one, other)" in listed
     assert "How does the score change with the policy version?" in listed
