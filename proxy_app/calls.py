@@ -16,6 +16,15 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class PromptTooLong(ApiError):
+    """The prompt leaves no room for an answer. Each API says it in the words that make its clients compact or stop."""
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(PROMPT_TOO_LONG, f"prompt is too long: {tokens} tokens > {limit} maximum")
+        self.tokens = tokens
+        self.limit = limit
+
+
 BAD_REQUEST = "bad_request"
 UNAUTHENTICATED = "unauthenticated"
 ENDED = "ended"

@@ -14,7 +14,7 @@ import aiohttp
 from gyre_lib.engines import generation
 from gyre_lib.engines.generation import EngineError, EngineRefused, Generated, Sampling
 from proxy_app import calls
-from proxy_app.calls import ApiError
+from proxy_app.calls import ApiError, PromptTooLong
 from proxy_app.routing import Attempt, Engine, ExecutionEnded, RoutingTable
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,8 @@ class Generator:
                 continue
             except EngineRefused as error:
                 if "context length" in str(error) or "too long" in str(error):
-                    raise ApiError(calls.PROMPT_TOO_LONG, "prompt is too long for the engine's context") from error
+                    tokens = prompt.count(b",") + 1 + len(done.generated.ids)
+                    raise PromptTooLong(tokens, tokens - 1) from error
                 stalled_since = stalled_since or time.monotonic()
                 last_error = str(error)
                 self._counters.retries += 1

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapt
 from gyre_lib.trajectories import history
 from gyre_lib.trajectories.history import EchoedCall, Message, Part, ToolSpec
 from proxy_app import calls
-from proxy_app.calls import Answer, ApiError, pieces
+from proxy_app.calls import Answer, ApiError, PromptTooLong, pieces
 
 STATUS = {
     calls.BAD_REQUEST: (400, "invalid_request_error", None),
@@ -207,7 +207,13 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 def error(failure: ApiError) -> tuple[int, bytes]:
     status, kind, code = STATUS[failure.kind]
-    return status, orjson.dumps({"error": {"message": failure.message, "type": kind, "param": None, "code": code}})
+    message = failure.message
+    if isinstance(failure, PromptTooLong):
+        message = (
+            f"This model's maximum context length is {failure.limit} tokens. However, your messages resulted in {failure.tokens} tokens."
+            " Please reduce the length of the messages."
+        )
+    return status, orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 def models(names: list[str]) -> bytes:

@@ -18,7 +18,7 @@ from gyre_lib.trajectories.history import EchoedCall, Message, Reply, Supplied
 from gyre_lib.trajectories.tito_record import RequestRecord
 from gyre_lib.trajectories.trajectory_tree import Node, WalkState, branch_reason, empty_path
 from proxy_app import calls
-from proxy_app.calls import Answer, AnswerCall, ApiError, Call
+from proxy_app.calls import Answer, AnswerCall, ApiError, Call, PromptTooLong
 from proxy_app.generating import Counters, Generator, Sampled
 from proxy_app.recording import Recorder
 from proxy_app.rendering import Rendering, RenderingRefused
@@ -209,7 +209,7 @@ class Turns:
         prompt_tokens = (parent.total_tokens if parent else 0) + len(new_ids)
         room = route.max_context_tokens - prompt_tokens
         if room < 1:
-            raise ApiError(calls.PROMPT_TOO_LONG, f"prompt is too long: {prompt_tokens} tokens > {route.max_context_tokens - 1} maximum")
+            raise PromptTooLong(prompt_tokens, route.max_context_tokens - 1)
         sampling = Sampling(
             min(call.max_tokens or route.max_output_tokens, route.max_output_tokens, room),
             route.temperature,

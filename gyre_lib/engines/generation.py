@@ -90,10 +90,9 @@ async def generate(
     }
     if sampling.stop:
         parameters["stop"] = sampling.stop
-    body = b"".join(
-        (b'{"rid":"', rid.encode(), b'","input_ids":[', prompt, b'],"return_logprob":true,"logprob_start_len":-1,"sampling_params":')
-    )
-    body += orjson.dumps(parameters) + b"}"
+    head = b'{"rid":"' + rid.encode() + b'","input_ids":['
+    settings = b'],"return_logprob":true,"logprob_start_len":-1,"sampling_params":' + orjson.dumps(parameters) + b"}"
+    body = b"".join((head, prompt, settings))
     try:
         async with session.post(f"{url}/generate", data=body, headers={"content-type": "application/json"}) as response:
             raw, status = await response.read(), response.status
@@ -101,6 +100,7 @@ async def generate(
         _in_background(abort(session, url, rid))
         raise
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        _in_background(abort(session, url, rid))  # the engine may have the request although its answer is lost
         raise EngineError(f"{url}: {type(error).__name__}: {error}") from error
     if status == 400:
         raise EngineRefused(f"{url}: {raw[:300].decode(errors='replace')}")

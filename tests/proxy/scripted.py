@@ -91,7 +91,8 @@ class ScriptedEngine:
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self.port = 0
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
         assert self._ready.wait(10)
 
     @property
@@ -100,6 +101,7 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -113,6 +115,10 @@ class ScriptedEngine:
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
         self._ready.set()
         self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(runner.cleanup())
 
     async def _abort(self, request: web.Request) -> web.Response:
         rid = (await request.json())["rid"]

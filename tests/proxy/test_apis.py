@@ -150,6 +150,7 @@ def test_context_overflow_is_worded_so_that_claude_code_compacts(start):
     assert answer.json["error"]["message"].startswith("prompt is too long: ") and answer.json["error"]["message"].endswith("> 199 maximum")
     chat = h.raw("/v1/chat/completions", {"model": "m", "messages": [user(long)]})
     assert chat.status == 400 and chat.json["error"]["code"] == "context_length_exceeded"
+    assert chat.json["error"]["message"].startswith("This model's maximum context length is 199 tokens")
     fits = h.messages([user("word " * 40)], max_tokens=4000)
     assert fits["content"] and h.engine.requests[0].sampling["max_new_tokens"] + len(h.engine.requests[0].ids) == 200
 
