@@ -131,7 +131,8 @@ def _create_table(connection: duckdb.DuckDBPyConnection, snapshot: TableSnapshot
     if table in _READ_ON_DEMAND and snapshot.sealed:
         connection.register(f"{table}_sealed", snapshot.sealed_rows())
         connection.register(f"{table}_open", snapshot.open_rows())
-        connection.execute(f"CREATE VIEW {table}_log AS SELECT * FROM {table}_sealed UNION ALL SELECT * FROM {table}_open")
+        both = f"UNION ALL SELECT * FROM {table}_open" if snapshot.open else ""
+        connection.execute(f"CREATE VIEW {table}_log AS SELECT * FROM {table}_sealed {both}")
     else:
         connection.register(f"{table}_log", snapshot.rows())
     latest = f"QUALIFY row_number() OVER (PARTITION BY {', '.join(KEYS[table])} ORDER BY recorded_s DESC) = 1"
