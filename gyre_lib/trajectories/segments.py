@@ -86,7 +86,11 @@ class SegmentWriter:
         self._closed = False
         self._broken = False
         self._number = 0
-        self._recover()
+        try:
+            self._recover()
+        except BaseException:
+            os.close(self._lock_file)
+            raise
 
     def append(self, rows: Sequence[Row]) -> None:
         """Append rows, all or none; durable on return. Raises InputError for a row that does not fit, OSError when the disk refuses."""

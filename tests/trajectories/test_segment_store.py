@@ -105,6 +105,17 @@ def test_a_name_has_one_live_writer(layout):
     SegmentWriter(layout, "engines", "coordinator").close()
 
 
+def test_a_name_is_free_again_when_its_writer_could_not_start(layout):
+    """What stands in the way is named; once it is gone the same process may try again."""
+    manifest = layout.segments / "engines" / "coordinator.manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"schema_version": 99, "segments": []}')
+    with pytest.raises(InputError, match="schema version 99; this program knows"):
+        SegmentWriter(layout, "engines", "coordinator")
+    manifest.unlink()
+    SegmentWriter(layout, "engines", "coordinator").close()
+
+
 def test_full_segments_are_sealed_and_each_row_is_seen_once(layout):
     with SegmentWriter(layout, "engines", "coordinator", segment_bytes=8000) as writer:
         for number in range(60):
