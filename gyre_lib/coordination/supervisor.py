@@ -60,6 +60,7 @@ class Supervisor:
         self.fork_server: subprocess.Popen[bytes] | None = None
         self.stopping = threading.Event()
         self.given_up = ""
+        self.rank_restarts = 0
         self._files = threading.Lock()
         me = psutil.Process()
         self.services = Services(me.pid, me.create_time(), coordinator_url=self.url, secret=self.secret)
@@ -222,6 +223,9 @@ class Supervisor:
                     del self.children[name]
             self._write()
             return
+        self.rank_restarts += 1
+        if self.rank_restarts > MAX_RESTARTS:
+            raise RuntimeError(f"the core's ranks ended {self.rank_restarts} times; see {self.layout.logs / ranks[0].name}.log")
         log.warning("the core's ranks died: all ranks start again from the last committed step")
         self._stop_children([child for child in self.children.values() if child.name.startswith("rank-")])
         for cell in range(1, self.config.cells.count):
