@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_loaded_changes_nothing(sglang_engine: Any, tmp_
     before = prompt_logprobs(sglang_engine.url, [1, 2, 3])
     with pytest.raises(EngineError, match="update_weights_from_disk: answered 400"):
         sglang_engine.control.load_folder(tmp_path / "nothing", 9)
-    assert prompt_logprobs(sglang_engine.url, [1, 2, 3]) == before
+    assert prompt_logprobs(sglang_engine.url, [1, 2, 3]) == pytest.approx(before, abs=1e-5)
     assert sglang_engine.control.weight_version() == 0
 
 
