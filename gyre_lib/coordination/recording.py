@@ -57,7 +57,7 @@ class Tables:
 
     def group(self, group: Group, buffer: TrajectoryBuffer, consumed_s: float | None = None) -> None:
         valid = buffer.valid_executions(group.group_id)
-        rewards = [execution.score for execution in sorted(valid, key=lambda e: e.execution_id)]
+        rewards = [e.score for e in sorted(valid, key=lambda e: e.execution_id) if e.score is not None]
         consumed = group.status == "consumed" and group.step is not None
         row = {
             "group_id": group.group_id,
