@@ -1,5 +1,8 @@
 """The rules of the scheduler, one by one."""
 
+import json
+import random
+
 import pytest
 
 from gyre_lib.scheduling.events import (
@@ -32,6 +35,7 @@ from gyre_lib.scheduling.events import (
 )
 from gyre_lib.scheduling.scheduler import ProtocolError, Scheduler
 from gyre_lib.scheduling.settings import SchedulerSettings
+from gyre_lib.simulation.adversary import AdversarialWorld
 
 
 def settings(**changes) -> SchedulerSettings:
@@ -359,3 +363,39 @@ def test_c20_replayed_crash_keeps_finished_running_and_queued_apart():
     scheduler.handle(ExecutionEnded("g00002-01"), 1.0)
     assert (scheduler.terminated, scheduler.level.running, scheduler.level.queued) == (3, 3, 0)
     assert len(scheduler.running_executions()) == 3
+
+
+def test_headroom_lets_a_cell_join_later_and_spread_says_how_to_reroute():
+    scheduler = started(join_headroom_percent=150, spread_reroutes=True)
+    assert finish(scheduler, 1) == []
+    assert 100 * scheduler.capacity_without(0) < 150 * scheduler.water_level
+    actions = finish(scheduler, 2)
+    assert actions == [ToTraining(0, (2, 1), spread=True)]
+    assert scheduler.water_level == 4
+
+
+@pytest.mark.parametrize("phi_groups", [0, 1, 4])
+@pytest.mark.parametrize("capacity", [1, 3])
+def test_one_cell_without_standalone_pool_always_finishes_its_bursts(phi_groups, capacity):
+    """C_s = 0 and K = 1: the core can join only at w = 0, and w does fall to 0, because everything dispatched ends; so no burst hangs."""
+    machine = settings(cells=1, cell_capacity=capacity, extra_groups=phi_groups, steps_per_burst=1, supply_groups=2, bursts=3)
+    world = AdversarialWorld(machine, random.Random(capacity))
+    world.finish()
+    assert world.scheduler.published_version == 3
+
+
+def test_what_a_lost_group_became_can_be_asked():
+    scheduler = started(lost_groups="requeue")
+    tell(scheduler, GroupLost("g00001"))
+    assert not scheduler.expects("g00001") and scheduler.expects("g00005")
+    placeholder = started()
+    tell(placeholder, GroupLost("g00001"))
+    assert placeholder.expects("g00001")
+
+
+def test_snapshot_is_plain_json_for_people():
+    scheduler = started(extra_groups=2)
+    finish(scheduler, 1)
+    shown = json.loads(json.dumps(scheduler.snapshot()))
+    assert shown["water_level"] == 10 and shown["roles"] == ["rollout"] * 3 and shown["ready_groups"] == 1
+    assert shown["identity_ok"] and shown["mean_staleness"] is None and shown["target_staleness"] == 1.5
