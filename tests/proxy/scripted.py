@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +90,7 @@ class ScriptedEngine:
         self.live: dict[str, asyncio.Event] = {}
         self.down = False
         self._loop = asyncio.new_event_loop()
+        self._threads = ThreadPoolExecutor(32)
         self._ready = threading.Event()
         self.port = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -102,6 +104,7 @@ class ScriptedEngine:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+        self._threads.shutdown(wait=False)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -138,7 +141,7 @@ class ScriptedEngine:
             return web.json_response({"error": {"message": "down"}}, status=503)
         event = self.live[asked.rid] = asyncio.Event()
         try:
-            reply = await self._loop.run_in_executor(None, self.script, asked)
+            reply = await self._loop.run_in_executor(self._threads, self.script, asked)
             if isinstance(reply, Answer):
                 return web.json_response(reply.body, status=reply.status)
             return web.json_response(await self._sampled(asked, reply, event))

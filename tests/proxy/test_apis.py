@@ -1,5 +1,6 @@
 """Both APIs as their official clients and as raw requests use them: shapes, errors, streams, counts."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -209,15 +210,11 @@ def test_limits_of_heads_and_bodies(start, proxy):
     assert h.raw("/v1/messages", b" " * (33 * 2**20)).status == 413
     with socket.create_connection(("127.0.0.1", proxy.port)) as client:
         client.sendall(b"GET /health HTTP/1.1\r\n")
-        try:
+        with contextlib.suppress(OSError):
             for _ in range(300):
                 client.sendall(b"x-filler: " + b"y" * 1000 + b"\r\n")
-        except OSError:
-            pass
-        try:
+        with contextlib.suppress(ConnectionResetError):
             assert b"431" in client.recv(4096)
-        except ConnectionResetError:
-            pass
     assert http(f"{proxy.url}/health").status == 200
 
 

@@ -106,10 +106,11 @@ def test_single_answer(start, tmp_path):
 
 def test_tool_turns_with_awkward_arguments(start, tmp_path):
     work = tmp_path / "work"
+    hello = {"file_path": f"{work}/hello.py"}
     turns = [
         Turn("\n\nLet me look.  \n", "I should look around.", [("Bash", {"description": "List  files", "command": "ls -la && echo é中  "})]),
         Turn("", "Read both.", [("Read", {"file_path": f"{work}/hello.py"}), bash("echo par1; sleep 0.3"), bash("echo par2")]),
-        Turn("Editing.", "", [("Edit", {"replace_all": "false", "new_string": "print(hi() )\n", "old_string": "print(hi())\n", "file_path": f"{work}/hello.py"})]),
+        Turn("Editing.", "", [("Edit", {"replace_all": "false", "new_string": "print(hi() )\n", "old_string": "print(hi())\n", **hello})]),
         Turn("", "t", [("Write", {"content": "line1  \nline2\t\n\n", "file_path": f"{work}/new.txt", "bogus": 1})]),
         Turn("", "t", [("Read", {"file_path": f"{work}/new.txt", "limit": 2.0, "offset": "1"})]),
         Turn("", "t", [("NoSuchTool", {"x": 1})]),
@@ -143,23 +144,26 @@ def test_malformed_calls_are_text(start, tmp_path, policy):
     assert json.loads(record.metadata)["statuses"][0] != "ok"
 
 
+def agent(prompt: str, **changes: Any) -> tuple[str, dict[str, Any]]:
+    return "Agent", {"description": "a part", "prompt": prompt, "subagent_type": "general-purpose", "run_in_background": False, **changes}
+
+
 def agents_script(request: EngineRequest) -> Turn:
     view = View(request)
     tag, turn = view.tag, view.turn
     if tag == "MAIN":
         return [
             Turn("Delegating.", "split it", [
-                ("Agent", {"description": "part a", "prompt": "[SUB-A] do a", "subagent_type": "general-purpose", "run_in_background": False}),
-                ("Agent", {"description": "part b", "prompt": "[SUB-B] do b", "subagent_type": "Explore", "run_in_background": False}),
+                agent("[SUB-A] do a"), agent("[SUB-B] do b", subagent_type="Explore"),
             ]),
-            Turn("", "t", [("Agent", {"description": "part c", "prompt": "[SUB-C] do c", "subagent_type": "general-purpose", "run_in_background": True})]),
+            Turn("", "t", [agent("[SUB-C] do c", run_in_background=True)]),
             Turn("", "t", [bash("sleep 0.5; echo main-works")]),
             Turn("main done", delay_s=0.2), Turn("main done again"), Turn("main done still"),
         ][turn]  # fmt: skip
     if tag == "SUB-A":
         return [
             Turn("", "t", [bash("echo from-a")], delay_s=0.5),
-            Turn("", "t", [("Agent", {"description": "nested", "prompt": "[SUB-NEST] deeper", "subagent_type": "general-purpose", "run_in_background": False})]),
+            Turn("", "t", [agent("[SUB-NEST] deeper")]),
             Turn("A is done.", "wrap up", delay_s=0.3),
         ][turn]  # fmt: skip
     if tag in ("SUB-B", "SUB-C"):
