@@ -68,7 +68,9 @@ def evaluate_policy(
     }
     rows = [{"task": r["task_id"], "execution": r["execution_id"], "outcome": r["outcome"], "score": r["score"]} for r in results]
     create_table_artifact(rows, key=f"{run}-{label}-v{version}", description=f"Held-out scores of version {version}: {summary}")
-    get_run_logger().info("version %d: %.3f ± %.3f over %d executions", version, summary["mean_score"], error, len(scores))
+    line = f"held-out score of version {version}: {summary['mean_score']:.3f} ± {error:.3f} over {len(scores)} executions"
+    get_run_logger().info(line)
+    print(line, f"({summary['seconds']:.0f} s)", flush=True)
     return summary
 
 

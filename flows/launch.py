@@ -1,6 +1,6 @@
 """Run a flow in this process: `python -m flows.launch training-run RUN | burst RUN NUMBER | evaluate-policy RUN LABEL`.
 
-Prints one JSON line with the flow's result. The run's folder already holds its configuration.
+Prints one JSON line with the flow's result last. The run's folder already holds its configuration.
 """
 
 import json

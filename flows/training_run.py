@@ -33,12 +33,19 @@ def training_run(config: RunConfig) -> dict[str, Any]:
         started = client.start_run()
         number, run_done = started["burst"], started["run_done"]
         while not run_done:
-            burst(config.name, number)
+            print(_line(burst(config.name, number), config), flush=True)
             state = client.state()
             number, run_done = max(number + 1, state["burst"]), state["run_done"]
         result = report_run(config.name)
     get_run_logger().info("run %s: %s", config.name, result)
     return result
+
+
+def _line(done: dict[str, Any], config: RunConfig) -> str:
+    """One burst in one line, for the terminal."""
+    score = "no score" if done["score"] is None else f"training score {done['score']:.3f}"
+    of = config.scheduling.bursts
+    return f"burst {done['burst'] + 1} of {of}: {score}, up to {done['cells']} cells trained together, {done['seconds']:.0f} s"
 
 
 @contextlib.contextmanager

@@ -25,7 +25,10 @@ def report_burst(run: str, burst: int) -> dict[str, Any]:
         create_table_artifact(
             _transition_rows(figures, transitions), key=f"{run}-burst-{burst}-roles", description="Role timeline: cell transitions"
         )
-    return {"burst": burst, "score": score.get("score"), "transitions": len(transitions)}
+    steps = [row for row in figures.steps if row["burst"] == burst]
+    seconds = max(row["updated_s"] for row in steps) - min(row["opened_s"] for row in steps) if steps else 0.0
+    cells = max((row["cells"] for row in steps), default=0)
+    return {"burst": burst, "score": score.get("score"), "transitions": len(transitions), "cells": cells, "seconds": seconds}
 
 
 @task(task_run_name="report of run {run}")

@@ -51,7 +51,11 @@ def demo(
         typer.echo(f"Prefect UI: {url}  (watch the bursts there)")
         start_services(layout)
         typer.echo(f"services up after {time.monotonic() - started:.0f} s; logs in {layout.logs}")
-        for arguments in (("evaluate-policy", layout.run_id, "before"), ("training-run", layout.run_id), ("evaluate-policy", layout.run_id, "after")):
+        for arguments in (
+            ("evaluate-policy", layout.run_id, "before"),
+            ("training-run", layout.run_id),
+            ("evaluate-policy", layout.run_id, "after"),
+        ):
             if run_flow(*arguments) != 0:
                 raise typer.Exit(1)
         print_summary(layout.run_id, runs, url)
@@ -72,7 +76,9 @@ def print_summary(run: str, runs: Path, ui: str) -> None:
     layout = RunLayout(runs / run)
     figures = run_figures(layout)
     _headline("Score per burst (training batches)")
-    print_rows([{key: row[key] for key in ("burst", "steps", "executions", "score", "staleness", "cells")} for row in figures.scores], False)
+    print_rows(
+        [{key: row[key] for key in ("burst", "steps", "executions", "score", "staleness", "cells")} for row in figures.scores], False
+    )
     change = held_out_change(figures)
     if change is not None:
         _headline("Held-out score (tasks never trained on)")
@@ -82,7 +88,9 @@ def print_summary(run: str, runs: Path, ui: str) -> None:
     print_rows([_transition(row, figures.started_s) for row in figures.transitions], False)
     _headline("Serving without a break")
     errors = figures.proxy.get("harness_visible_errors", "unknown")
-    typer.echo(f"requests rerouted: {figures.requests['rerouted_requests']} of {figures.requests['requests']}; harness-visible errors: {errors}")
+    typer.echo(
+        f"requests rerouted: {figures.requests['rerouted_requests']} of {figures.requests['requests']}; harness-visible errors: {errors}"
+    )
     _headline("Staleness")
     typer.echo(staleness_line(figures.scheduler))
     _headline("Wall time by phase")

@@ -39,15 +39,25 @@ def burst(run: Annotated[str, typer.Argument(help="Name of a run whose services 
 
 
 def run_flow(*arguments: str) -> int:
-    """Run a flow in a process of its own, against the platform of the runs folder; returns its exit code."""
+    """Run a flow in a process of its own, against the platform of the runs folder; returns its exit code.
+
+    The terminal gets what the flow prints and its warnings; everything else that it logs is in the UI.
+    """
     from gyre_lib.coordination.platform import find_platform, flow_environment, platform_url, start_platform, stop_platform
 
     runs = runs_folder()
     started_here = find_platform(runs) is None
     platform = start_platform(runs)
     try:
-        environment = flow_environment(runs, f"{platform_url(platform)}/api")
-        return subprocess.run([sys.executable, "-m", "flows.launch", *arguments], env=environment).returncode
+        environment = flow_environment(runs, f"{platform_url(platform)}/api") | {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING"}
+        with subprocess.Popen(
+            [sys.executable, "-m", "flows.launch", *arguments], env=environment, stdout=subprocess.PIPE, text=True
+        ) as flow:
+            assert flow.stdout is not None
+            for line in flow.stdout:
+                if not line.startswith("{"):
+                    typer.echo(line.rstrip())
+        return flow.returncode
     finally:
         if started_here:
             stop_platform(runs)
@@ -60,13 +70,18 @@ def _describe(config: object) -> None:
     assert isinstance(config, RunConfig)
     s, c = config.scheduling, config.cells
     depth = (s.phi + s.steps_per_burst) * s.groups_per_batch
+    staleness = float(s.phi) + (s.steps_per_burst - 1) / 2
+    training, held_out = (
+        len(find_tasks(Path(folder), config.rollout.task_format)) for folder in (config.rollout.tasks, config.rollout.heldout_tasks)
+    )
     lines = {
         "run": config.name,
-        "policy": f"{s.policy}, {s.bursts} bursts of {s.steps_per_burst} steps, {s.groups_per_batch} groups of {s.executions_per_group} executions a step",
-        "queue depth": f"{depth} groups = {depth * s.executions_per_group} executions; expected staleness {float(s.phi) + (s.steps_per_burst - 1) / 2:g}",
+        "policy": f"{s.policy}, {s.bursts} bursts of {s.steps_per_burst} steps",
+        "batch": f"{s.groups_per_batch} groups of {s.executions_per_group} executions a step",
+        "queue depth": f"{depth} groups = {depth * s.executions_per_group} executions; expected staleness {staleness:g}",
         "capacity": f"{c.standalone_capacity + c.count * c.capacity} executions with every cell in rollout",
         "cells": f"{c.count} on {c.device}, {c.ranks_per_cell} ranks each",
-        "tasks": f"{len(find_tasks(Path(config.rollout.tasks), config.rollout.task_format))} training, {len(find_tasks(Path(config.rollout.heldout_tasks), config.rollout.task_format))} held out",
+        "tasks": f"{training} training, {held_out} held out",
         "model": config.model.path,
     }
     for name, text in lines.items():
