@@ -3,6 +3,7 @@
 They decide over the scheduler's counters only; transitions, the prefix, the join window and dispatch are the same for all.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from gyre_lib.scheduling.settings import SchedulerSettings
@@ -108,4 +109,5 @@ class Async:
 
 def policy_of(settings: SchedulerSettings) -> Policy:
     """The policy that the settings name."""
-    return {"elastic": Elastic, "colocate": Colocate, "async": Async}[settings.policy](settings)
+    kinds: dict[str, Callable[[SchedulerSettings], Policy]] = {"elastic": Elastic, "colocate": Colocate, "async": Async}
+    return kinds[settings.policy](settings)

@@ -6,7 +6,7 @@ The journal is JSON lines: first `{"settings": {...}}` (SchedulerSettings), then
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gyre_lib.config.errors import InputError
 from gyre_lib.scheduling.events import Action, Event, from_json, to_json
@@ -77,7 +77,7 @@ def replay_entry(scheduler: Scheduler, entry: dict[str, Any]) -> tuple[Event, li
 
     Raises ReplayError where they differ from the journalled ones, KeyError or TypeError for what is no entry.
     """
-    sequence, event, journalled = entry["seq"], from_json(entry["event"]), entry["actions"]
+    sequence, event, journalled = entry["seq"], cast(Event, from_json(entry["event"])), entry["actions"]
     try:
         ordered = scheduler.handle(event, entry["now"])
     except ProtocolError as error:

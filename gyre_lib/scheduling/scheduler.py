@@ -38,6 +38,7 @@ its place: the satellites are reported lost (SatelliteLost(1)) and the step's mi
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from gyre_lib.scheduling.boundary_dispatch import BoundaryDispatch
@@ -144,7 +145,7 @@ class Scheduler:
         self._prefix_limit = settings.cells
         self._update: Update | None = None
         self._join_level = -1
-        self._handlers = {
+        self._handlers: dict[type, Callable[[Any, list[Action]], None]] = {
             RunStarted: self._run_started,
             EngineReady: self._engine_ready,
             EngineLost: self._engine_lost,

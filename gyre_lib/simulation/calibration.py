@@ -17,7 +17,7 @@ _EXECUTIONS = """
     FROM executions WHERE train AND launched_s IS NOT NULL AND ended_s IS NOT NULL AND settled_s IS NOT NULL ORDER BY execution_id
 """
 _STEPS = """
-    SELECT avg(cells * (trained_s - opened_s)), (SELECT sum(forward_backward_s) FROM micro_steps WHERE status = 'done'), count(*),
+    SELECT (SELECT sum(forward_backward_s) FROM micro_steps WHERE status = 'done'), count(*),
            avg(updated_s - trained_s), avg(groups), avg(micro_steps)
     FROM train_steps WHERE updated_s IS NOT NULL
 """
@@ -34,11 +34,11 @@ def calibrate(layout: RunLayout, output: Path) -> list[dict[str, Any]]:
     base = load_workload("nl2repo-122b").model_dump(mode="json")
     with connect(layout.root) as tables:
         executions = tables.execute(_EXECUTIONS).fetchall()
-        _, busy_s, steps, update_s, groups, micro_steps = tables.execute(_STEPS).fetchone()
+        ((busy_s, steps, update_s, groups, micro_steps),) = tables.execute(_STEPS).fetchall()
         moves = dict(
             tables.execute("SELECT direction, avg(duration_s) FROM transitions WHERE outcome = 'done' GROUP BY direction").fetchall()
         )
-        publication = tables.execute(_PUBLICATION).fetchone()[0]
+        publication = tables.execute(_PUBLICATION).fetchall()[0][0]
     if len(executions) < 2 or not steps or not busy_s:
         raise InputError(f"run {layout.run_id}: no finished executions and training steps to calibrate from")
     base["name"] = layout.run_id

@@ -7,23 +7,7 @@ work w that starts at virtual time v leaves at v + w; so a change of load moves 
 from heapq import heappop, heappush
 from math import inf
 
-
-class Execution:
-    """A simulated execution. `engine` is None while it is queued and after its harness has ended."""
-
-    __slots__ = ("ended_s", "engine", "evaluation_s", "failed", "group", "launched_s", "name", "stuck", "timed_out", "work_s")
-
-    def __init__(self, name: str, group: "object", work_s: float, evaluation_s: float, stuck: bool, failed: bool) -> None:
-        self.name = name
-        self.group = group
-        self.work_s = work_s
-        self.evaluation_s = evaluation_s
-        self.stuck = stuck
-        self.failed = failed
-        self.engine: int | None = None
-        self.launched_s = -1.0
-        self.ended_s = -1.0
-        self.timed_out = ""
+from gyre_lib.simulation.executions import Execution
 
 
 class EnginePool:

@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gyre_lib.simulation.methods import Method
+from gyre_lib.simulation.run_record import SimulatedRun
 from gyre_lib.simulation.runs import HOUR_S, simulate
-from gyre_lib.simulation.simulator import SimulatedRun
 from gyre_lib.simulation.workload import Workload
 
 COLOURS = {"rollout": "#8fb8de", "to_training": "#f2c14e", "training": "#d1495b", "to_rollout": "#edae49"}

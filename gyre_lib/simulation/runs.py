@@ -9,7 +9,8 @@ from statistics import fmean, stdev
 from gyre_lib.config.errors import InputError
 from gyre_lib.simulation.methods import Method
 from gyre_lib.simulation.queries import Queries
-from gyre_lib.simulation.simulator import SimulatedRun, Simulation
+from gyre_lib.simulation.run_record import SimulatedRun
+from gyre_lib.simulation.simulator import Simulation
 from gyre_lib.simulation.workload import Workload
 
 HOUR_S = 3600.0

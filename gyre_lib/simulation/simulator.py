@@ -5,7 +5,7 @@ micro-steps, transitions and publications take their time. Events of equal time 
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -38,73 +38,14 @@ from gyre_lib.scheduling.events import (
 )
 from gyre_lib.scheduling.scheduler import STANDALONE, Scheduler
 from gyre_lib.scheduling.settings import SchedulerSettings
-from gyre_lib.simulation.engine_pool import EnginePool, Execution
+from gyre_lib.simulation.engine_pool import EnginePool
+from gyre_lib.simulation.executions import Execution, SimulatedGroup
 from gyre_lib.simulation.queries import Queries
+from gyre_lib.simulation.run_record import Durations, SimulatedRun
 from gyre_lib.simulation.trainer import Trainer
 from gyre_lib.simulation.workload import Workload
 
 _FOUR_HOURS_S = 4 * 3600.0
-
-
-class SimulatedGroup:
-    """A group on its way through the run."""
-
-    __slots__ = ("first_launch_s", "longest", "longest_s", "name", "open", "query", "settled", "training_work", "valid", "version")
-
-    def __init__(self, name: str, query: int, version: int, size: int, training_work: float) -> None:
-        self.name = name
-        self.query = query
-        self.version = version
-        self.open = size
-        self.valid = 0
-        self.settled = False
-        self.training_work = training_work
-        self.first_launch_s = -1.0
-        self.longest_s = 0.0
-        self.longest = ""
-
-
-@dataclass
-class Durations:
-    """What Figure 5 shows: wall-clock seconds of ended executions and groups, and how executions ended."""
-
-    executions_s: list[float] = field(default_factory=list)
-    queries_s: list[float] = field(default_factory=list)
-    harness_timeouts: int = 0
-    overall_timeouts: int = 0
-    failures: int = 0
-    queries_of_4_h_timed_out: int = 0
-    """Queries of four hours and more whose longest execution ended at the overall limit."""
-
-
-@dataclass
-class SimulatedRun:
-    """The outcome of one simulated run."""
-
-    total_s: float
-    """From the start to the last publication."""
-    step_ends_s: list[float]
-    durations: Durations
-    mean_staleness: float
-    training_node_s: float
-    """Node-seconds in the training role, transitions included."""
-    busy_node_s: float
-    """Of these, computing micro-steps or updates."""
-    rollout_node_s: float
-    cell_joins: int
-    mean_prefix: float
-    """Cells in training at an update, averaged over updates."""
-    roles: list[tuple[float, int, str]]
-    """(time, cell, role) changes, where recorded."""
-    levels: list[tuple[float, int, int, int]]
-    """(time, water level, running, capacity) where recorded."""
-    publications_s: list[float]
-    events: int
-
-    @property
-    def slack(self) -> float:
-        """Idle share of the training role's node time."""
-        return 1 - self.busy_node_s / self.training_node_s if self.training_node_s else 0.0
 
 
 class Simulation:
@@ -154,7 +95,7 @@ class Simulation:
         self._prefix_sum = 0
         self._roles: list[tuple[float, int, str]] = []
         self._levels: list[tuple[float, int, int, int]] = []
-        self._obey = {
+        self._obey: dict[type, Callable[[Any], None]] = {
             Dispatch: self._dispatch,
             Launch: self._launch,
             CancelExecutions: self._cancel,

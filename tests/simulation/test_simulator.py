@@ -5,7 +5,8 @@ from fractions import Fraction
 import pytest
 
 from gyre_lib.config.errors import InputError
-from gyre_lib.simulation.engine_pool import EnginePool, Execution
+from gyre_lib.simulation.engine_pool import EnginePool
+from gyre_lib.simulation.executions import Execution, SimulatedGroup
 from gyre_lib.simulation.methods import METHODS_122B, method
 from gyre_lib.simulation.queries import Queries
 from gyre_lib.simulation.runs import simulate
@@ -27,7 +28,7 @@ def changed(workload: Workload, **parts) -> Workload:
 
 def test_engine_shares_its_speed_in_virtual_time():
     pool = EnginePool([2], load_share=0.5)
-    a, b = (Execution(name, None, 0.0, 0.0, False, False) for name in "ab")
+    a, b = (Execution(name, SimulatedGroup("g", 0, 0, 1, 1.0), 0.0, 0.0, False, False) for name in "ab")
     pool.add(0, a, 100.0, now=0.0)
     assert pool.next_finish[0] == pytest.approx(75.0)
     pool.add(0, b, 100.0, now=30.0)
@@ -41,7 +42,7 @@ def test_engine_shares_its_speed_in_virtual_time():
 
 def test_stopped_execution_does_not_finish():
     pool = EnginePool([4], load_share=0.0)
-    a, b = (Execution(name, None, 0.0, 0.0, False, False) for name in "ab")
+    a, b = (Execution(name, SimulatedGroup("g", 0, 0, 1, 1.0), 0.0, 0.0, False, False) for name in "ab")
     pool.add(0, a, 10.0, now=0.0)
     pool.add(0, b, 20.0, now=0.0)
     pool.remove(a, 5.0)
