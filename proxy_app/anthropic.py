@@ -225,7 +225,7 @@ def response(answer: Answer) -> bytes:
 
 def stream(answer: Answer) -> bytes:
     """The whole event stream of a complete answer."""
-    message = {
+    message: dict[str, Any] = {
         "id": f"msg_{answer.request_id}",
         "type": "message",
         "role": "assistant",

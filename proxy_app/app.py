@@ -103,7 +103,7 @@ class HarnessApp:
             await asyncio.wait((flight.task, gone), return_when=asyncio.FIRST_COMPLETED)
             if not flight.task.done():
                 raise Disconnected
-            answer, node = _landed(flight.task)
+            answer, node = self._landed(flight.task, route)
             delivered = not gone.done()
             if call.stream:
                 content = anthropic.stream(answer) if api == "anthropic" else openai.stream(answer, call.include_usage)
@@ -160,6 +160,14 @@ class HarnessApp:
         except ExecutionEnded as error:
             raise ApiError(calls.ENDED, "this execution has ended") from error
 
+    def _landed(self, task: "asyncio.Task[Any]", route: ExecutionRoute) -> Any:
+        try:
+            return task.result()
+        except asyncio.CancelledError as error:
+            if route.execution_id in self._table.executions:  # this process is going; the harness's retry finds the next one
+                raise ApiError(calls.OVERLOADED, "Overloaded", retry_after_s=1) from error
+            raise ApiError(calls.ENDED, "this execution has ended") from error
+
     async def _fail(self, api: Any, failure: ApiError, send: Send) -> None:
         if failure.kind == calls.OVERLOADED:
             self._counters.harness_visible_errors += 1
@@ -172,13 +180,6 @@ class HarnessApp:
         if failure.kind in (calls.TOO_LARGE, calls.TOO_SLOW):
             headers.append((b"connection", b"close"))
         await _respond(send, status, headers, content)
-
-
-def _landed(task: "asyncio.Task[Any]") -> Any:
-    try:
-        return task.result()
-    except asyncio.CancelledError as error:
-        raise ApiError(calls.ENDED, "this execution has ended") from error
 
 
 def _only(method: str, allowed: str) -> None:

@@ -46,7 +46,6 @@ class Counters:
     joined: int = 0
     replayed: int = 0
     disconnects: int = 0
-    rejected_answers: int = 0
 
 
 class Generator:

@@ -74,8 +74,9 @@ class Turns:
         return found
 
     async def close(self, execution_id: str) -> dict[str, int]:
-        """End an execution: its open calls are cancelled, what is recorded is durable. Returns what it used."""
-        await self.execution(execution_id)
+        """End an execution: its open calls are cancelled, what is recorded is durable. Returns what it used at this proxy."""
+        if self._recorder.has_earlier_own(execution_id):
+            await self.execution(execution_id)
         return await self.drop(execution_id)
 
     async def drop(self, execution_id: str) -> dict[str, int]:

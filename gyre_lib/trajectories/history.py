@@ -62,7 +62,12 @@ class Reply:
     thinking: str
     calls: tuple[EchoedCall, ...]
     digest: bytes
-    """Of the whole content; identifies a turn that we did not issue."""
+    """Of the whole content."""
+
+    @property
+    def identity(self) -> bytes:
+        """What a turn is known by where we did not issue it: its content if it has calls, else its text (clients drop old thinking)."""
+        return self.digest if self.calls else turn_text_digest(self.text)
 
     @property
     def call_ids(self) -> frozenset[str]:
@@ -110,7 +115,8 @@ def reply(text: str, thinking: str, calls: list[EchoedCall]) -> Reply:
 
 def head(system_texts: list[str], tools: list[ToolSpec]) -> Head:
     """Head of a conversation. Attribution lines (the billing block of Claude Code) leave the prompt and stay as a note."""
-    notes = {"billing": text for text in system_texts if text.startswith(BILLING_PREFIX)}
+    billing = [text for text in system_texts if text.startswith(BILLING_PREFIX)]
+    notes = {"billing": billing[-1]} if billing else {}
     system = "\n\n".join(text for text in system_texts if text and not text.startswith(BILLING_PREFIX))
     described = json.dumps([[tool.name, tool.description, tool.parameters] for tool in tools])
     return Head(system, tuple(tools), digest(b"head", system.encode("utf-8", "surrogatepass"), described.encode()), notes)

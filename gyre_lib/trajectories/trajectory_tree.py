@@ -147,8 +147,8 @@ class TrajectoryTree:
         node, doubtful = recognise(self.by_prompt.get(state.key, ()), message, agent_id)
         if node is not None:
             return WalkState(history.after_node(node.request_id), node, index, state.ambiguous + doubtful)
-        issued = self.issued(message)
-        identity = history.after_node(issued.request_id) if issued is not None else message.digest
+        issued = self.issued(message) if message.calls else None
+        identity = history.after_node(issued.request_id) if issued is not None else message.identity
         return WalkState(history.extend(state.key, identity), state.node, state.consumed, state.ambiguous)
 
     def issued(self, message: Reply) -> Node | None:
@@ -159,7 +159,7 @@ class TrajectoryTree:
         if not message.text.strip():
             return None
         found = self.by_text.get(history.turn_text_digest(message.text), [])
-        return found[-1] if found else None
+        return found[0] if found else None
 
 
 def recognise(candidates: Sequence[Node], message: Reply, agent_id: str) -> tuple[Node | None, tuple[str, ...]]:

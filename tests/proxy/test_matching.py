@@ -121,6 +121,18 @@ def test_a_quoted_turn_is_known_wherever_it_stands():
     assert tree.issued(history.reply("", "", [])) is None
 
 
+def test_a_foreign_turn_keeps_its_place_when_its_text_is_issued_elsewhere():
+    """Made-up assistant text stands in a history; later the policy says the very same words in another branch."""
+    tree = TrajectoryTree()
+    start = WalkState(history.head([], []).key)
+    quoted = [said("q"), history.reply("No response requested.", "", []), said("go on")]
+    before = tree.walk(quoted, "", start)[-1]
+    tree.add(node("n1", None, before.key, "first"))
+    tree.add(node("n2", None, b"elsewhere", "No response requested."))
+    after = tree.walk([*quoted, history.reply("first", "", []), said("more")], "", start)[-1]
+    assert after.node is not None and after.node.request_id == "n1"
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

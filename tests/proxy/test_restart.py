@@ -111,3 +111,26 @@ def test_two_proxies_record_one_run(run_dir, small_model, qwen3):
     finally:
         for proxy in proxies:
             proxy.stop()
+
+
+def test_a_proxy_that_is_stopped_asks_for_a_retry(run_dir, small_model, qwen3):
+    """SIGTERM with a call in flight: the harness gets an overload, not the end of its execution, and its retry is the only turn."""
+    proxy = ProxyProcess(run_dir, small_model, "qwen3")
+    with harness(proxy, small_model, qwen3, lambda request: Turn("late", delay_s=1.5)) as h:
+        out = []
+        body = {"model": "m", "max_tokens": 50, "messages": [user("q")]}
+        thread = threading.Thread(target=lambda: out.append(h.raw("/v1/messages", body)))
+        thread.start()
+        while not h.engine.requests:
+            time.sleep(0.02)
+        proxy.process.terminate()
+        thread.join(15)
+        proxy.process.wait(15)
+        assert out[0].status == 529
+        second = ProxyProcess(run_dir, small_model, "qwen3")
+        try:
+            moved(h, second)
+            assert h.messages([user("q")])["content"][0]["text"] == "late"
+            assert len(h.records()) == 1
+        finally:
+            second.stop()
