@@ -5,6 +5,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from gyre_lib.coordination.feed import Entry
 from gyre_lib.coordination.trajectory_buffer import Execution, Group
 from gyre_lib.scheduling import events as ev
 from gyre_lib.scheduling.scheduler import BATCH, UPDATE
@@ -18,6 +19,7 @@ from gyre_lib.trajectories.schemas import SCHEMAS
 if TYPE_CHECKING:
     from gyre_lib.coordination.coordinator import Coordinator
 
+STEP_COLUMNS = set(SCHEMAS["train_steps"].names)
 MICRO_STEP_COLUMNS = set(SCHEMAS["micro_steps"].names)
 
 
@@ -84,7 +86,52 @@ class BatchFeeder:
         self.trained_s = time.time()
         await self._c.apply(ev.BatchTrained(self.step))
 
-    def consumed(self, step: int) -> list[Group]:
+    def progress(self, step: int) -> dict[str, Any]:
+        """How far a training step is, for its progress artifact."""
+        current = self.step == step
+        return {
+            "step": step,
+            "updated": self._c.scheduler.version > step,
+            "groups": self._c.settings.groups_per_batch,
+            "assigned": len(self.assigned) if current else 0,
+            "micro_steps_done": len(self.stats) if current else 0,
+            "trained": current and self.trained_s > 0,
+            "cells": self._c.training_cells(),
+            "update": next((e.entry_id for e in self._c.feed.pending() if e.kind == "Update" and e.arguments["step"] == step), None),
+        }
+
+    def record(self, entry: Entry, report: dict[str, Any], phases: dict[str, float], started_s: float) -> None:
+        """The step's row, its groups' rows, and the end of its batch."""
+        now = time.time()
+        step = entry.arguments["step"]
+        trained_s = self.trained_s or started_s
+        groups = self._consumed(step)
+        rewards = [e.score for group in groups for e in self._c.buffer.training_executions(group.group_id) if e.score is not None]
+        staleness = [step - group.dispatch_version for group in groups]
+        known = {name: value for name, value in report.items() if name in STEP_COLUMNS}
+        row = {
+            **known,
+            "step": step,
+            "burst": entry.burst,
+            "final": entry.arguments["final"],
+            "cells": entry.arguments["cells"],
+            "groups": len(groups),
+            "micro_steps": len(self.stats),
+            "max_trajectories": self._c.config.training.max_trajectories,
+            "mean_reward": sum(rewards) / len(rewards) if rewards else None,
+            "staleness_mean": sum(staleness) / len(staleness) if staleness else None,
+            "learning_rate": self._c.config.training.learning_rate,
+            "opened_s": self.opened_s,
+            "trained_s": trained_s,
+            "updated_s": now,
+            "duration_s": now - self.opened_s,
+            "seconds": {"stream": trained_s - self.opened_s, **phases},
+        }
+        self._c.tables.append("train_steps", [row])
+        for group in groups:
+            self._c.tables.group(group, self._c.buffer, consumed_s=now)
+
+    def _consumed(self, step: int) -> list[Group]:
         """The update of this step is complete: its groups leave the buffer."""
         groups = [self._c.buffer.groups[group_id] for group_id in self.assigned]
         for group in groups:

@@ -8,7 +8,6 @@ After a restart the journal rebuilds the scheduler, the ledger what it does not 
 """
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import random
@@ -16,8 +15,6 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.config.run_config import RunConfig
@@ -32,10 +29,8 @@ from gyre_lib.coordination.trajectory_buffer import PLACEHOLDER, Execution, Grou
 from gyre_lib.rollout.sandboxes.circuit import SandboxCircuit, SandboxServiceDown
 from gyre_lib.rollout.tasks import find_tasks
 from gyre_lib.scheduling import events as ev
-from gyre_lib.scheduling.replay import replay_entry
 from gyre_lib.scheduling.scheduler import TO_TRAINING, TRAINING, Scheduler
 from gyre_lib.scheduling.settings import SchedulerSettings
-from gyre_lib.trajectories.schemas import SCHEMAS
 
 PERFORMED_BY_FLOW = (ev.Dispatch, ev.OpenBatch, ev.ToTraining, ev.ToRollout, ev.Update, ev.Publish, ev.BurstDone, ev.RunDone)
 
@@ -47,7 +42,6 @@ class Worker:
     cancelled: set[str]
 
 
-STEP_COLUMNS = set(SCHEMAS["train_steps"].names)
 CLAIM_LOST_S = 15.0
 """A claim that its worker does not know of after this long was never received."""
 WORKER_LOST_S = 30.0
@@ -78,14 +72,14 @@ class Coordinator:
         self.memory_released: set[int] = set()
         """Cells whose engines have given their memory to training."""
         self._starts: dict[int, int] = {}
-        self._known_proxies: dict[str, Proxy] = {}
+        self.known_proxies: dict[str, Proxy] = {}
         self.started_s = time.time()
         self.burst = 0
         self.run_done = False
         self._secret = secret.encode()
         self._query_order = self._shuffled_tasks()
-        self._event_seq = 0
-        self._last_timer: ev.SetTimer | None = None
+        self.event_seq = 0
+        self.last_timer: ev.SetTimer | None = None
         self._background: set[asyncio.Task[Any]] = set()
 
     @property
@@ -99,12 +93,12 @@ class Coordinator:
         """Give the scheduler an event; release its actions once the journal has them."""
         now = time.time()
         actions = self.scheduler.handle(event, now)
-        self._event_seq += 1
-        seq = self._event_seq
+        self.event_seq += 1
+        seq = self.event_seq
         entry = {"seq": seq, "now": now, "event": ev.to_json(event), "actions": [ev.to_json(action) for action in actions]}
         self.journal.append(entry)
         for action in actions:
-            self._take_note(event, action, now)
+            self.take_note(event, action, now)
         for index, action in enumerate(actions):
             await self._release(f"{seq:06d}-{index}", action)
 
@@ -113,13 +107,13 @@ class Coordinator:
             case ev.Launch(executions):
                 await self._launch(executions)
             case ev.SetTimer():
-                self._arm(action)
+                self.arm(action)
             case ev.CancelExecutions(executions):
                 self._cancel(executions)
             case ev.OpenBatch(step):
                 self.batches.open(step)
         if isinstance(action, PERFORMED_BY_FLOW):
-            await self.feed.put(self._entry(action_id, action))
+            await self.feed.put(self.entry(action_id, action))
         if isinstance(action, ev.OpenBatch):
             self.spawn(self.batches.supply())
         if isinstance(action, ev.BurstDone):
@@ -129,18 +123,18 @@ class Coordinator:
             self.run_done = True
             self.cancel_outstanding("the run has ended")
 
-    def _take_note(self, event: ev.Event, action: ev.Action, now: float) -> None:
-        """What an action changes in the buffer; the same live and when the journal is read again."""
+    def take_note(self, event: ev.Event, action: ev.Action, now: float, live: bool = True) -> None:
+        """What an action changes in the buffer; the same live and when the journal is read again (rows are written live only)."""
         match action:
             case ev.Dispatch(groups, executions, version):
                 replaced = self.buffer.groups[event.group] if isinstance(event, ev.GroupLost) else None
                 for group_id, members in zip(groups, executions, strict=True):
-                    self._dispatch(group_id, members, version, now, replaced)
+                    self._dispatch(group_id, members, version, now, replaced, live)
             case ev.Launch(executions):
                 for execution_id in executions:
                     self.buffer.launch(execution_id, now, self.config.rollout.overall_budget_s)
 
-    def _dispatch(self, group_id: str, members: tuple[str, ...], version: int, now: float, replaced: Group | None) -> None:
+    def _dispatch(self, group_id: str, members: tuple[str, ...], version: int, now: float, replaced: Group | None, live: bool) -> None:
         """Enter a group; a group that replaces a lost one runs the same query again."""
         if replaced is not None:
             replaced.status = "requeued"
@@ -150,15 +144,15 @@ class Coordinator:
             task_path, task_id = str(task.folder), task.task_id
         group = Group(group_id, task_path, task_id, version, keep=self.settings.executions_per_group, dispatched_s=now)
         executions = [Execution(execution_id, group_id, task_path, task_id, version, dispatched_s=now) for execution_id in members]
-        if self.buffer.dispatch(group, executions):
+        if self.buffer.dispatch(group, executions) and live:
             self.tables.group(group, self.buffer)
 
-    def _entry(self, action_id: str, action: ev.Action) -> Entry:
+    def entry(self, action_id: str, action: ev.Action) -> Entry:
         arguments = {key: value for key, value in ev.to_json(action).items() if key != "kind"}
         return Entry(action_id, type(action).__name__, self.burst, arguments)
 
-    def _arm(self, timer: ev.SetTimer) -> None:
-        self._last_timer = timer
+    def arm(self, timer: ev.SetTimer) -> None:
+        self.last_timer = timer
         asyncio.get_running_loop().call_later(timer.delay_s, lambda: self.spawn(self.apply(ev.TimerFired(timer.token))))
 
     # -- executions
@@ -169,12 +163,12 @@ class Coordinator:
 
     async def _launch(self, executions: tuple[str, ...]) -> None:
         for execution_id in executions:
-            self._open_route(self.buffer.executions[execution_id])
+            self.open_route(self.buffer.executions[execution_id])
         await self.proxies.push()
         for execution_id in executions:
             self.launch_orders.put_nowait(execution_id)
 
-    def _open_route(self, execution: Execution) -> None:
+    def open_route(self, execution: Execution) -> None:
         rollout = self.config.rollout
         digest = hashlib.sha256(self.token(execution.execution_id).encode()).hexdigest()
         self.table.open(
@@ -210,9 +204,9 @@ class Coordinator:
 
     async def register_proxy(self, proxy: Proxy) -> None:
         """A proxy has started, or has not heard from us for a while: it gets the full table."""
-        if self._known_proxies.get(proxy.proxy_id) != proxy:
+        if self.known_proxies.get(proxy.proxy_id) != proxy:
             self.ledger.append({"kind": "proxy", "now": time.time(), **asdict(proxy)})
-            self._known_proxies[proxy.proxy_id] = proxy
+            self.known_proxies[proxy.proxy_id] = proxy
         await self.proxies.register(proxy)
 
     async def claim(self, worker_id: str, slots: int, timeout_s: float) -> list[Execution]:
@@ -284,7 +278,7 @@ class Coordinator:
             self.tables.artifact(execution, artifact_digest)
         if execution.train:
             await self.apply(ev.ExecutionEnded(execution_id))
-        await self._after_end(execution)
+        await self.after_end(execution)
 
     def _watch_sandboxes(self, execution: Execution) -> None:
         if execution.outcome == "InfrastructureFailed":
@@ -292,7 +286,7 @@ class Coordinator:
         elif execution.outcome != "Cancelled":
             self.sandboxes.succeeded()
 
-    async def _after_end(self, execution: Execution) -> None:
+    async def after_end(self, execution: Execution) -> None:
         if execution.outcome == "Cancelled":
             await self.settle(execution.execution_id, None, "cancelled")
         elif execution.outcome == "OverallTimeout":
@@ -383,53 +377,6 @@ class Coordinator:
             for number, path in enumerate(task_paths)
             for sample in range(samples)
         ]
-
-    # -- steps
-
-    def step_progress(self, step: int) -> dict[str, Any]:
-        """How far a training step is, for its progress artifact."""
-        current = self.batches.step == step
-        return {
-            "step": step,
-            "updated": self.scheduler.version > step,
-            "groups": self.settings.groups_per_batch,
-            "assigned": len(self.batches.assigned) if current else 0,
-            "micro_steps_done": len(self.batches.stats) if current else 0,
-            "trained": current and self.batches.trained_s > 0,
-            "cells": self.training_cells(),
-            "update": next((e.entry_id for e in self.feed.pending() if e.kind == "Update" and e.arguments["step"] == step), None),
-        }
-
-    def record_step(self, entry: Entry, report: dict[str, Any], phases: dict[str, float], started_s: float) -> None:
-        """The step's row, its groups' rows, and the end of its batch."""
-        now = time.time()
-        step, batches = entry.arguments["step"], self.batches
-        trained_s = batches.trained_s or started_s
-        groups = batches.consumed(step)
-        rewards = [e.score for group in groups for e in self.buffer.training_executions(group.group_id) if e.score is not None]
-        staleness = [step - group.dispatch_version for group in groups]
-        known = {name: value for name, value in report.items() if name in STEP_COLUMNS}
-        row = {
-            **known,
-            "step": step,
-            "burst": entry.burst,
-            "final": entry.arguments["final"],
-            "cells": entry.arguments["cells"],
-            "groups": len(groups),
-            "micro_steps": len(batches.stats),
-            "max_trajectories": self.config.training.max_trajectories,
-            "mean_reward": sum(rewards) / len(rewards) if rewards else None,
-            "staleness_mean": sum(staleness) / len(staleness) if staleness else None,
-            "learning_rate": self.config.training.learning_rate,
-            "opened_s": batches.opened_s,
-            "trained_s": trained_s,
-            "updated_s": now,
-            "duration_s": now - batches.opened_s,
-            "seconds": {"stream": trained_s - batches.opened_s, **phases},
-        }
-        self.tables.append("train_steps", [row])
-        for group in groups:
-            self.tables.group(group, self.buffer, consumed_s=now)
 
     # -- engines
 
@@ -527,94 +474,3 @@ class Coordinator:
         order = list(self.tasks)
         random.Random(self.config.training.seed).shuffle(order)
         return order
-
-    # -- restart
-
-    async def restore(self) -> None:
-        """Rebuild everything from journal and ledger; then go on where they stop."""
-        entries = list(self.journal.entries())
-        if not entries:
-            self.journal.append({"settings": self.settings.to_json()})
-            return
-        done = {fact["id"]: fact["result"] for fact in self.ledger.entries() if fact["kind"] == "action_done"}
-        feed_entries: list[Entry] = []
-        for entry in entries:
-            if "event" not in entry:
-                continue
-            feed_entries += self._replayed(entry, done)
-        for fact in self.ledger.entries():
-            self._replay_fact(fact)
-        self.feed.restore(feed_entries)
-        await self._resume()
-
-    def _replayed(self, entry: dict[str, Any], done: dict[str, Any]) -> list[Entry]:
-        event, actions = replay_entry(self.scheduler, entry)
-        self._event_seq = entry["seq"]
-        self.batches.note(event)
-        feed_entries = []
-        for index, action in enumerate(actions):
-            self._take_note(event, action, entry["now"])
-            if isinstance(action, ev.SetTimer):
-                self._last_timer = action
-            if isinstance(action, PERFORMED_BY_FLOW):
-                item = self._entry(f"{entry['seq']:06d}-{index}", action)
-                item.done, item.result = item.entry_id in done, done.get(item.entry_id, {})
-                feed_entries.append(item)
-            if isinstance(action, ev.BurstDone):
-                self.burst = action.burst + 1
-            if isinstance(action, ev.Publish):
-                self.table.published_version = self.scheduler.published_version
-            self.run_done = self.run_done or isinstance(action, ev.RunDone)
-        return feed_entries
-
-    def _replay_fact(self, fact: dict[str, Any]) -> None:
-        match fact["kind"]:
-            case "benchmark":
-                execution = Execution(fact["execution"], fact["group"], fact["task_path"], fact["task_id"], fact["version"])
-                self.buffer.add_benchmark_execution(execution)
-                self.buffer.launch(fact["execution"], fact["now"], self.config.rollout.overall_budget_s)
-            case "engine":
-                self.table.set_engine(Engine(**fact["engine"]))
-            case "proxy":
-                self._known_proxies[fact["proxy_id"]] = Proxy(fact["proxy_id"], fact["url"], fact["control_url"], fact["uds"])
-            case "claimed":
-                self.buffer.claim(fact["execution"], fact["worker"], fact["now"])
-                self.workers.setdefault(fact["worker"], Worker(fact["worker"], time.time(), set()))
-            case "ended":
-                self.buffer.end(fact["execution"], fact["now"], fact["outcome"], fact["detail"], fact["artifact"])
-                execution = self.buffer.executions[fact["execution"]]
-                execution.requests, execution.output_tokens = fact["requests"], fact["output_tokens"]
-            case "settled":
-                self.buffer.settle(fact["execution"], fact["now"], fact["score"], fact["validity"], fact["outcome"])
-
-    async def _resume(self) -> None:
-        """Close the gaps that a crash can leave between ledger and journal, and take up what was running."""
-        self.table.published_version = self.scheduler.published_version
-        for group_id in list(self.buffer.groups):
-            self.buffer.settled_group(group_id, time.time())
-        self.batches.restore_statuses()
-        for execution in self.buffer.executions.values():
-            if execution.reached("launched") and not execution.reached("ended"):
-                self._open_route(execution)
-        for proxy in self._known_proxies.values():
-            # One that is gone registers again when it is back.
-            with contextlib.suppress(httpx.HTTPError):
-                await self.proxies.register(proxy)
-        for execution in list(self.buffer.executions.values()):
-            await self._resume_execution(execution)
-        for group in list(self.buffer.groups.values()):
-            if group.status in ("ready", "lost") and not self.run_done:
-                await self.apply(ev.GroupReady(group.group_id) if group.status == "ready" else ev.GroupLost(group.group_id))
-        if self._last_timer is not None:
-            self._arm(self._last_timer)
-
-    async def _resume_execution(self, execution: Execution) -> None:
-        if execution.reached("settled") or execution.stage == "queued":
-            return
-        if execution.reached("ended"):
-            if execution.train:
-                await self.apply(ev.ExecutionEnded(execution.execution_id))
-            await self._after_end(execution)
-            return
-        if not execution.reached("claimed"):
-            self.launch_orders.put_nowait(execution.execution_id)

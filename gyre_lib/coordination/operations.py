@@ -97,7 +97,7 @@ class Operations:
         phases: Phases = {**reports[0]["phases"], "checkpoint": sum(checkpoint["phases"].values())}
         if not final:
             phases["expose"] = await self._expose(step + 1, entry.entry_id)
-        self._c.record_step(entry, reports[0]["result"], phases, started_s)
+        self._c.batches.record(entry, reports[0]["result"], phases, started_s)
         await self._c.apply(ev.UpdateDone(step))
         return {"step": step, "cells": cells, "final": final, "phases": phases, **reports[0]["result"]}
 

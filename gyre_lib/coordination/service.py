@@ -24,6 +24,7 @@ from gyre_lib.coordination.command_queue import CellFailed
 from gyre_lib.coordination.coordinator import Coordinator
 from gyre_lib.coordination.operations import Operations
 from gyre_lib.coordination.proxies import Proxy
+from gyre_lib.coordination.recovery import Recovery
 from gyre_lib.coordination.reestablish import Reestablish
 from gyre_lib.coordination.routing_table import Engine
 from gyre_lib.coordination.trajectory_buffer import Execution
@@ -118,7 +119,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await c.restore()
+        await Recovery(c).restore()
         await reestablish.after_restart()
         ticking = asyncio.create_task(_tick_every_second(c))
         yield
@@ -187,7 +188,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
 
     @app.get("/steps/{step}")
     async def step_progress(step: int) -> dict[str, Any]:
-        return c.step_progress(step)
+        return c.batches.progress(step)
 
     @app.get("/groups")
     async def groups() -> dict[str, Any]:

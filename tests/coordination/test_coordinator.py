@@ -8,6 +8,7 @@ import pytest
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.config.run_config import load_config
 from gyre_lib.coordination.coordinator import Coordinator
+from gyre_lib.coordination.recovery import Recovery
 from gyre_lib.scheduling import events as ev
 
 
@@ -33,7 +34,7 @@ def coordinator(tmp_path):
 
 
 async def launched(coordinator):
-    await coordinator.restore()
+    await Recovery(coordinator).restore()
     await coordinator.apply(ev.RunStarted())
     await coordinator.apply(ev.EngineReady(0))
     return await coordinator.claim("worker", 80, 0.1)
@@ -81,7 +82,7 @@ def test_c20_after_a_crash_every_execution_is_where_it_was(coordinator):
         coordinator.tables.close()
         again = Coordinator(coordinator.layout, coordinator.config, "secret")
         again.proxies = NoProxies()
-        await again.restore()
+        await Recovery(again).restore()
         assert again.scheduler.snapshot() == before
         assert (again.buffer.executions[scored].score, again.buffer.executions[scored].stage) == (1.0, "settled")
         assert again.buffer.executions[running].worker_id == "worker"
