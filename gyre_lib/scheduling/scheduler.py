@@ -37,11 +37,11 @@ After a crash the journal is replayed (`replay.py`) and `outstanding()` lists wh
 its place: the satellites are reported lost (SatelliteLost(1)) and the step's micro-steps are trained again.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from gyre_lib.scheduling.boundary_dispatch import BoundaryDispatch
+from gyre_lib.scheduling.dispatch_queue import AdmittedGroup, DispatchQueue
 from gyre_lib.scheduling.events import (
     Action,
     BatchTrained,
@@ -75,7 +75,6 @@ from gyre_lib.scheduling.policies import policy_of
 from gyre_lib.scheduling.settings import SchedulerSettings
 from gyre_lib.scheduling.staleness import StalenessLedger
 from gyre_lib.scheduling.supply_check import SupplyCheck
-from gyre_lib.scheduling.water_level import WaterLevel
 
 ROLLOUT, TO_TRAINING, TRAINING, TO_ROLLOUT, LOST = "rollout", "to_training", "training", "to_rollout", "lost"
 NOT_STARTED, BATCH, UPDATE, RETURNING, PUBLISHING, ENDING, DONE = (
@@ -94,25 +93,14 @@ class ProtocolError(RuntimeError):
     """An event that cannot be true in this state; the text says which and why."""
 
 
-class _Group:
-    """An admitted group that no batch has consumed yet."""
-
-    __slots__ = ("executions", "requeues", "settled", "version")
-
-    def __init__(self, executions: tuple[str, ...], version: int, requeues: int) -> None:
-        self.executions = executions
-        self.version = version
-        self.requeues = requeues
-        self.settled = False
-
-
 class Scheduler:
     """One run's scheduling state. Read the public attributes freely; only `handle` changes them."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.policy = policy_of(settings)
-        self.level = WaterLevel()
+        self.queue = DispatchQueue()
+        self.level = self.queue.level
         self.staleness = StalenessLedger(settings)
         self.phase = NOT_STARTED
         self.roles = [ROLLOUT] * settings.cells
@@ -136,9 +124,6 @@ class Scheduler:
         self._dispatch = BoundaryDispatch(settings)
         self._supply = SupplyCheck(settings.supply_hold_s)
         self._engine_up = [False] * settings.cells
-        self._open: dict[str, bool] = {}
-        self._queue: deque[str] = deque()
-        self._groups: dict[str, _Group] = {}
         self._joining: int | None = None
         self._joining_late = False
         self._returning = 0
@@ -210,7 +195,7 @@ class Scheduler:
 
     def expects(self, group: str) -> bool:
         """Whether this group is admitted and a batch is still to take it. After GroupLost: True for a placeholder, False if replaced."""
-        return group in self._groups
+        return group in self.queue.groups
 
     def snapshot(self) -> dict[str, Any]:
         """The state for people: plain JSON values."""
@@ -251,7 +236,7 @@ class Scheduler:
         if self.phase in (NOT_STARTED, DONE):
             return []
         actions: list[Action] = [Publish(self.published_version)]
-        if running := tuple(execution for execution, launched in self._open.items() if launched):
+        if running := self.queue.running():
             actions.append(Launch(running))
         for cell, role in enumerate(self.roles):
             if role == TO_ROLLOUT:
@@ -270,7 +255,7 @@ class Scheduler:
 
     def running_executions(self) -> tuple[str, ...]:
         """Executions launched and not ended, in order of dispatch."""
-        return tuple(execution for execution, launched in self._open.items() if launched)
+        return self.queue.running()
 
     # -- executions and groups
 
@@ -281,15 +266,11 @@ class Scheduler:
         self._open_batch(actions)
 
     def _execution_ended(self, event: ExecutionEnded, actions: list[Action]) -> None:
-        launched = self._open.pop(event.execution, None)
-        if launched is None:
+        if not self.queue.end(event.execution):
             if not self._dispatch.knows_execution(event.execution):
                 raise ProtocolError(f"execution {event.execution} ended but was never dispatched")
             return
         level = self.level
-        if not launched:
-            level.launched += 1
-        level.terminated += 1
         # Most events are of this kind, and an end can cause only launches and, where the supply is held, a join.
         if level.dispatched > level.launched or (self._supply.held and level.level <= self._join_level):
             self._advance(actions)
@@ -309,13 +290,14 @@ class Scheduler:
             dispatch = self._dispatch.again(self.published_version)
             replacement = dispatch.groups[0]
             self.staleness.replace(event.group, replacement, dispatch.version)
-            del self._groups[event.group]
-            self._enqueue(dispatch, group.requeues + 1, actions)
+            del self.queue.groups[event.group]
+            self.queue.enter(dispatch, group.requeues + 1)
+            actions.append(dispatch)
             return
         self._settle(group, actions)
 
     def _group_assigned(self, event: GroupAssigned, actions: list[Action]) -> None:
-        group = self._groups.get(event.group)
+        group = self.queue.groups.get(event.group)
         if group is None:
             if not self._dispatch.knows(event.group):
                 raise ProtocolError(f"group {event.group} assigned but was never dispatched")
@@ -326,27 +308,27 @@ class Scheduler:
             raise ProtocolError(f"group {event.group} assigned while no batch is open (phase {self.phase})")
         if self.assigned == self.settings.groups_per_batch:
             raise ProtocolError(f"group {event.group} assigned to step {self.version}, whose batch already has {self.assigned} groups")
-        del self._groups[event.group]
+        del self.queue.groups[event.group]
         self.staleness.consume(event.group)
         self.ready -= 1
         self.assigned += 1
 
-    def _unsettled(self, name: str) -> _Group | None:
-        group = self._groups.get(name)
+    def _unsettled(self, name: str) -> AdmittedGroup | None:
+        group = self.queue.groups.get(name)
         if group is None:
             if not self._dispatch.knows(name):
                 raise ProtocolError(f"group {name} settled but was never dispatched")
             return None
         return None if group.settled else group
 
-    def _settle(self, group: _Group, actions: list[Action]) -> None:
+    def _settle(self, group: AdmittedGroup, actions: list[Action]) -> None:
         group.settled = True
         self.ready += 1
         self._cancel_unfinished(group, actions)
         if self.phase not in (ENDING, DONE) and (dispatch := self._dispatch.after_group_ready(self.published_version)):
             self._admit(dispatch, actions)
 
-    def _may_requeue(self, group: _Group) -> bool:
+    def _may_requeue(self, group: AdmittedGroup) -> bool:
         s = self.settings
         return (
             s.lost_groups == "requeue"
@@ -355,28 +337,14 @@ class Scheduler:
             and (self._training_leaves_room() or self.level.covered_by(self.capacity, pending=s.executions_dispatched_per_group))
         )
 
-    def _cancel_unfinished(self, group: _Group, actions: list[Action]) -> None:
-        unfinished = tuple(execution for execution in group.executions if execution in self._open)
-        if not unfinished:
-            return
-        for execution in unfinished:
-            if not self._open[execution]:
-                del self._open[execution]
-                self.level.launched += 1
-                self.level.terminated += 1
-        actions.append(CancelExecutions(unfinished))
+    def _cancel_unfinished(self, group: AdmittedGroup, actions: list[Action]) -> None:
+        if unfinished := self.queue.cancel(group):
+            actions.append(CancelExecutions(unfinished))
 
     def _admit(self, dispatch: Dispatch, actions: list[Action]) -> None:
         for group in dispatch.groups:
             self.staleness.admit(group, dispatch.version)
-        self._enqueue(dispatch, 0, actions)
-
-    def _enqueue(self, dispatch: Dispatch, requeues: int, actions: list[Action]) -> None:
-        for group, executions in zip(dispatch.groups, dispatch.executions, strict=True):
-            self._groups[group] = _Group(executions, dispatch.version, requeues)
-            self._queue.extend(executions)
-            self._open.update(dict.fromkeys(executions, False))
-            self.level.dispatched += len(executions)
+        self.queue.enter(dispatch)
         actions.append(dispatch)
 
     # -- engines
@@ -456,7 +424,7 @@ class Scheduler:
             self._open_batch(actions)
             return
         self.phase = ENDING
-        for group in self._groups.values():
+        for group in self.queue.groups.values():
             self._cancel_unfinished(group, actions)
 
     def _check_staleness(self) -> None:
@@ -565,7 +533,7 @@ class Scheduler:
     def _advance(self, actions: list[Action]) -> None:
         level = self.level
         if level.dispatched > level.launched and self.capacity > level.launched - level.terminated and self.phase != ENDING:
-            self._launch(level.launchable(self.capacity), actions)
+            actions.append(Launch(self.queue.launch(level.launchable(self.capacity))))
         phase = self.phase
         if phase == BATCH:
             if self._joining is None and not self._returning and self.prefix < self._prefix_limit:
@@ -576,16 +544,6 @@ class Scheduler:
         elif phase == ENDING and not self._returning:
             self.phase = DONE
             actions.append(RunDone())
-
-    def _launch(self, count: int, actions: list[Action]) -> None:
-        started: list[str] = []
-        while len(started) < count:
-            execution = self._queue.popleft()
-            if execution in self._open:
-                self._open[execution] = True
-                started.append(execution)
-        self.level.launched += count
-        actions.append(Launch(tuple(started)))
 
     def _consider_join(self, cell: int, actions: list[Action]) -> None:
         policy = self.policy

@@ -107,7 +107,6 @@ def journal_of(adversary: AdversarialWorld) -> list[str]:
 
 def state(scheduler: Scheduler) -> bytes:
     values = {key: value for key, value in vars(scheduler).items() if key not in ("_handlers", "policy")}
-    values["_groups"] = {name: (g.executions, g.version, g.requeues, g.settled) for name, g in scheduler._groups.items()}
     return pickle.dumps(values)
 
 
