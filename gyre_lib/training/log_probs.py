@@ -24,7 +24,7 @@ class _VocabularyLogProb(torch.autograd.Function):
         here = (local >= 0) & (local < logits.shape[1])
         local = local.clamp(0, logits.shape[1] - 1)
         chosen = shifted.gather(1, local[:, None]).squeeze(1) * here
-        sums = torch.stack([weights.sum(-1), (weights * shifted).sum(-1), chosen])
+        sums = torch.stack([weights.sum(-1), torch.einsum("nv,nv->n", weights, shifted), chosen])
         if split:
             dist.all_reduce(sums, group=group)
         total, weighted, chosen = sums
