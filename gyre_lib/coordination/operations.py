@@ -14,6 +14,7 @@ from gyre_lib.coordination.coordinator import Coordinator
 from gyre_lib.coordination.feed import Entry
 from gyre_lib.coordination.routing_table import Engine
 from gyre_lib.scheduling import events as ev
+from gyre_lib.scheduling.scheduler import BATCH
 
 IN_FLIGHT_POLL_S = 0.05
 Phases = dict[str, float]
@@ -23,8 +24,8 @@ class Operations:
     def __init__(self, coordinator: Coordinator) -> None:
         self._c = coordinator
         self._running: dict[str, asyncio.Task[dict[str, Any]]] = {}
-        self.manifest: dict[str, Any] | None = None
-        """Where the core's weights of the current step lie (satellites pull from there)."""
+        self.exposed: tuple[int, dict[str, Any]] | None = None
+        """Version of the core's weights that satellites can pull, and the manifest that says where."""
         self._perform: dict[str, Callable[[Entry], Awaitable[dict[str, Any]]]] = {
             "Dispatch": self._dispatch,
             "OpenBatch": self._open_batch,
@@ -104,7 +105,7 @@ class Operations:
     async def _expose(self, version: int, entry_id: str) -> float:
         started = time.monotonic()
         report = await self._c.commands.run(0, f"expose-{version}-{entry_id}", "expose", version=version)
-        self.manifest = report["result"]["manifest"]
+        self.exposed = version, report["result"]["manifest"]
         return time.monotonic() - started
 
     # -- transitions
@@ -114,14 +115,18 @@ class Operations:
         transition = Transition(self._c, entry, cell, "to_training")
         try:
             await self._vacate(cell, transition)
-            await self._join(cell, transition)
+            # Where the joining window has closed meanwhile, it would pull weights only to give them back.
+            late = cell != 0 and self._c.scheduler.phase != BATCH
+            if not late:
+                await self._join(cell, transition)
         except CellFailed as error:
             transition.record("failed", str(error))
             await self._c.apply(ev.TransitionFailed(cell))
             await self._restore(cell, transition)
             await self._c.apply(ev.InRollout(cell))
             return transition.result("failed")
-        transition.record("done")
+        outcome = "late" if late else "done"
+        transition.record(outcome)
         # It may have left this batch before (as a late joiner, or as the core at the end of the last burst): what it held then is back.
         self._c.batches.packing.readmit(cell)
         await self._c.apply(ev.InTraining(cell))
@@ -129,7 +134,7 @@ class Operations:
         if step is not None and self._c.is_training(cell):
             await self._c.commands.send(cell, f"train-{step}-{cell}-{self._c.generation(cell)}", "train", step=step)
         await self._c.batches.check_trained()
-        return transition.result("done")
+        return transition.result(outcome)
 
     async def _vacate(self, cell: int, transition: "Transition") -> None:
         """Take the cell out of the table, move its executions, and wait until no request is left on it."""
@@ -148,8 +153,8 @@ class Operations:
         self._c.tables.engines(self._c.table.engines_of(cell), "training", transition.rerouted_executions)
 
     async def _join(self, cell: int, transition: "Transition") -> None:
-        version = self._c.scheduler.version
-        manifest = None if cell == 0 else self.manifest
+        """Give the cell's memory to training and the core's weights to its ranks."""
+        version, manifest = (self._c.scheduler.version, None) if cell == 0 else self._exposed_weights()
         report = await self._c.commands.run(
             cell,
             f"join-{transition.entry.entry_id}",
@@ -157,7 +162,7 @@ class Operations:
             step=self._c.batches.step,
             version=version,
             manifest=manifest,
-            engines=targets(self._c.table.engines_of(cell)),
+            engines=self._c.engine_addresses(cell),
         )
         self._c.memory_released.add(cell)
         transition.add(report["phases"])
@@ -165,6 +170,11 @@ class Operations:
         transition.weight_bytes = report["result"].get("weight_bytes")
         if cell == 0:
             transition.add({"expose": await self._expose(version, transition.entry.entry_id)})
+
+    def _exposed_weights(self) -> tuple[int, dict[str, Any]]:
+        if self.exposed is None:
+            raise CellFailed("the core has exposed no weights yet")
+        return self.exposed
 
     async def _to_rollout(self, entry: Entry) -> dict[str, Any]:
         cell = entry.arguments["cell"]

@@ -31,7 +31,7 @@ class Reestablish:
     async def _training_cells_again(self) -> None:
         version, step = self._c.scheduler.version, self._c.batches.step
         report = await self._c.commands.run(0, f"reexpose-{self._c.generation(0)}", "expose", version=version)
-        self._operations.manifest = report["result"]["manifest"]
+        self._operations.exposed = version, report["result"]["manifest"]
         if step is not None:
             await self._operations.train(step)
 
@@ -68,7 +68,7 @@ class Reestablish:
         engines = targets(self._c.table.engines_of(0))
         await self._c.commands.run(0, f"rejoin-{life}", "join", step=step, version=version, manifest=None, engines=engines)
         report = await self._c.commands.run(0, f"reexpose-{life}", "expose", version=version)
-        self._operations.manifest = report["result"]["manifest"]
+        self._operations.exposed = version, report["result"]["manifest"]
         if step is not None:
             self._c.batches.packing.hand_back(0)
             self._c.batches.packing.readmit(0)
