@@ -17,10 +17,10 @@ from gyre_lib.simulation.runs import Summary, estimate, ratio, run_methods
 from gyre_lib.simulation.workload import Workload
 
 FAMILIES = ("async", "colocate", "elastic", "elastic+")
-HEADROOMS = (115, 130, 150)
+HEADROOMS = (100, 110, 120, 135)
 MOST_STEPS_PER_BURST = 4
 SCREEN_SEEDS = 2
-SCREEN_STEPS = 24
+SCREEN_STEPS = 12
 KEEP = 2
 
 
