@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from gyre_lib.config.process_log import configure_logging
-from gyre_lib.coordination.services_file import ServiceProcess, Services, read_services_file
+from gyre_lib.coordination.services_file import ServiceProcess, Services, end_leftovers, read_services_file
 from gyre_lib.engines.launcher import free_port
 
 UP_TIMEOUT_S = 180.0
@@ -156,6 +156,7 @@ def start_platform(runs: Path) -> Services:
     folder = platform_folder(runs)
     folder.mkdir(parents=True, exist_ok=True)
     if find_platform(runs) is None:
+        end_leftovers(folder / "services.json")
         (folder / "services.json").unlink(missing_ok=True)
         with (folder / "platform.log").open("ab") as output:
             subprocess.Popen(
@@ -177,7 +178,7 @@ def stop_platform(runs: Path) -> bool:
     """Stop it and wait until it is gone; False when it was not up."""
     services = find_platform(runs)
     if services is None:
-        return False
+        return end_leftovers(platform_folder(runs) / "services.json")
     os.kill(services.supervisor_pid, signal.SIGTERM)
     deadline = time.monotonic() + 3 * STOP_GRACE_S
     while services.alive and time.monotonic() < deadline:

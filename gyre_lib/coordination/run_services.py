@@ -12,7 +12,7 @@ import yaml
 from gyre_lib.config.errors import InputError
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.config.run_config import RunConfig, load_config
-from gyre_lib.coordination.services_file import Services, read_services, read_services_file
+from gyre_lib.coordination.services_file import Services, end_leftovers, read_services, read_services_file
 from gyre_lib.rollout.tasks import find_tasks
 from gyre_lib.scheduling.settings import SchedulerSettings
 
@@ -86,6 +86,7 @@ def start_services(layout: RunLayout, timeout_s: float = UP_TIMEOUT_S) -> Servic
         return running
     layout.logs.mkdir(parents=True, exist_ok=True)
     if running is None:
+        end_leftovers(layout.services)
         layout.services.unlink(missing_ok=True)
         with (layout.logs / "supervisor.log").open("ab") as output:
             subprocess.Popen(
@@ -107,7 +108,7 @@ def stop_services(layout: RunLayout) -> bool:
     """Stop the run's services and wait until they are gone; False when none were up."""
     services = read_services(layout)
     if services is None:
-        return False
+        return end_leftovers(layout.services)
     os.kill(services.supervisor_pid, signal.SIGTERM)
     deadline = time.monotonic() + DOWN_TIMEOUT_S
     while services.alive and time.monotonic() < deadline:

@@ -1,5 +1,6 @@
 """Which processes of a run (or of the platform) are up, and where: one JSON file that only its owner may read, since it holds the secret."""
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -8,6 +9,8 @@ from pathlib import Path
 import psutil
 
 from gyre_lib.config.layout import RunLayout
+
+LEFTOVER_WAIT_S = 10.0
 
 
 @dataclass
@@ -51,6 +54,21 @@ class Services:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(asdict(self), file, indent=1)
         partial.rename(path)
+
+
+def end_leftovers(path: Path) -> bool:
+    """End what a supervisor that was killed has left running, and forget it; False when there was nothing."""
+    services = read_services_file(path)
+    if services is None or services.alive:
+        return False
+    leftovers = [psutil.Process(process.pid) for process in services.processes if process.alive]
+    trees = [member for process in leftovers for member in [process, *process.children(recursive=True)]]
+    for member in trees:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(trees, timeout=LEFTOVER_WAIT_S)
+    path.unlink(missing_ok=True)
+    return bool(leftovers)
 
 
 def read_services(layout: RunLayout) -> Services | None:

@@ -330,6 +330,9 @@ class Supervisor:
             for engine_id, engine in self.engines.items()
             if engine.pid is not None
         ]
+        if self.fork_server is not None:
+            pid, log_path = self.fork_server.pid, f"{self.layout.logs / 'fork-server'}.log"
+            self.services.processes.append(ServiceProcess("fork-server", pid, _created_s(pid), "", log_path))
         self.services.write(self.layout.services)
 
 
