@@ -9,8 +9,9 @@ Invariants (numbered; the property tests assert each after every event):
     re-queued; with continuous dispatch, when a group is ready. Inside a burst w never rises (re-queueing and continuous dispatch apart).
  3. Capacity: cells in training, in transition either way, or without healthy engines are not capacity. A launch never brings the running
     executions above the capacity, and after every event either nothing is queued or no slot is free.
- 4. Join: cell k+1 leaves rollout only if what then remains covers w, so every affected execution has a destination and after the
-    transition nothing is queued. Destinations: the standalone pool, then rollout cells in descending order.
+ 4. Join: cell k+1 leaves rollout only if what then remains covers w (times the headroom, where that is set), so every affected execution
+    has a destination and after the transition nothing is queued. Destinations: the standalone pool, then rollout cells in descending
+    order, or all of them by load (`spread_reroutes`).
  5. Supply: a join (elastic, colocate) needs min(ready, what the batch still needs) >= ceil(rho_min B), held for tau without a break; the
     hold starts anew after each transition and at each batch start. While no cell trains, groups that the packing buffer took ahead count
     as supply too (nobody has trained them), and without streaming the whole batch must be there: else a buffer that takes early, or
