@@ -235,7 +235,7 @@ class ProxyProcess:
         environment = {**os.environ, "GYRE_CONTROL_SECRET": SECRET, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, env=environment, stdout=self.log.open("w"), stderr=subprocess.STDOUT)
         self.version = 0
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             try:
                 if http(f"{self.url}/health").status == 200:
