@@ -58,7 +58,7 @@ def _burst_text(figures: RunFigures, burst: int, score: dict[str, Any], transiti
         "Look at its trajectories:",
         "",
         f'    gyre sql {figures.run_id} "SELECT execution_id, task_id, score FROM executions WHERE train ORDER BY settled_s DESC LIMIT 20"',
-        f"    gyre show {figures.run_id} EXECUTION_ID --html",
+        f"    gyre show {figures.run_id} EXECUTION_ID --html execution.html",
     ]
     change = held_out_change(figures)
     if change is not None:
