@@ -47,10 +47,14 @@ def burst(
     for group in client.outstanding_groups():
         work.follow_group(group["group_id"])
     after, life = 0, ""
-    while not work.ended and (state := client.state())["burst"] <= burst:
+    over = False
+    while not over:
+        state = client.state()
         if state["problem"]:
             raise RuntimeError(f"burst {burst} stands still: {state['problem']}")
-        feed = client.feed(after, timeout_s=FEED_WAIT_S)
+        # Everything that belongs to a burst is in the feed before the burst counts as over: one more look finds it.
+        over = state["burst"] > burst
+        feed = client.feed(after, timeout_s=0.0 if over else FEED_WAIT_S)
         for entry in feed["entries"]:
             after = max(after, entry["seq"])
             work.start(entry)
@@ -80,7 +84,6 @@ class _Work:
         self._started: set[str] = set()
         self._entry_of: dict[UUID, str] = {}
         self._seen_failures: list[PrefectFuture[Any]] = []
-        self.ended = False
         self._start: dict[str, Callable[[str, Entry], None]] = {
             "Dispatch": self._dispatch,
             "OpenBatch": self._open_batch,
@@ -89,8 +92,8 @@ class _Work:
             "Update": lambda entry_id, arguments: None,
             "Publish": self._publish,
             "Evaluate": self._evaluate_execution,
-            "BurstDone": self._burst_done,
-            "RunDone": self._run_done,
+            "BurstDone": self._acknowledge,
+            "RunDone": self._acknowledge,
         }
 
     def start(self, entry: Entry) -> None:
@@ -149,10 +152,5 @@ class _Work:
     def _evaluate_execution(self, entry_id: str, arguments: Entry) -> None:
         self._submit(self._evaluate, arguments["execution_id"], entry_id=entry_id)
 
-    def _burst_done(self, entry_id: str, arguments: Entry) -> None:
+    def _acknowledge(self, entry_id: str, arguments: Entry) -> None:
         coordinator_of(self._run).perform(entry_id)
-        self.ended = self.ended or arguments["burst"] >= self._burst
-
-    def _run_done(self, entry_id: str, arguments: Entry) -> None:
-        coordinator_of(self._run).perform(entry_id)
-        self.ended = True
