@@ -1,5 +1,6 @@
 """The OpenAI Chat Completions API: requests to calls, answers to responses and event streams, errors in its own shape."""
 
+import time
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -168,7 +169,7 @@ def response(answer: Answer) -> bytes:
         {
             "id": f"chatcmpl-{answer.request_id}",
             "object": "chat.completion",
-            "created": 0,
+            "created": int(time.time()),
             "model": answer.model,
             "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish}],
             "usage": _usage(answer),
@@ -178,9 +179,9 @@ def response(answer: Answer) -> bytes:
 
 def stream(answer: Answer, include_usage: bool) -> bytes:
     """The whole event stream of a complete answer."""
-    common = orjson.dumps({"id": f"chatcmpl-{answer.request_id}", "object": "chat.completion.chunk", "created": 0, "model": answer.model})[
-        :-1
-    ]
+    common = orjson.dumps(
+        {"id": f"chatcmpl-{answer.request_id}", "object": "chat.completion.chunk", "created": int(time.time()), "model": answer.model}
+    )[:-1]
     before = b"data: " + common + b',"choices":[{"index":0,"delta":'
     after = b',"logprobs":null,"finish_reason":null}]}\n\n'
     out = [before + b'{"role":"assistant","content":""}' + after]
