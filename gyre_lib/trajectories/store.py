@@ -73,73 +73,17 @@ def read_execution(layout: RunLayout, execution_id: str) -> list[RequestRecord]:
 
 
 def read_execution_rows(layout: RunLayout, execution_id: str) -> pa.Table:
-    """The same as rows of table `requests`, whose token lists stay in Arrow. Who reads many executions keeps an ExecutionReader."""
-    return ExecutionReader(layout).rows(execution_id)
-
-
-class ExecutionReader:
-    """Reads executions of a live run again and again at the cost of what is new: remembers open segments and where they ended."""
-
-    def __init__(self, layout: RunLayout) -> None:
-        self._folder = layout.segments / "requests"
-        self._store = SealedStore(layout)
-        self._tails: dict[str, _Tail] = {}
-        self._sealed: list[SealedSegment] = []
-        self._dataset: ds.Dataset | None = None
-
-    def rows(self, execution_id: str) -> pa.Table:
-        """Rows of table `requests` of one execution, by sequence."""
-        self._refresh()
-        parts = [SCHEMAS["requests"].empty_table()]
-        if self._dataset is not None:
-            parts.append(self._dataset.to_table(filter=pc.field("execution_id") == execution_id))
-        parts.extend(tail.rows(execution_id) for tail in self._tails.values())
-        return pa.concat_tables(parts).sort_by("sequence")
-
-    def records(self, execution_id: str) -> list[RequestRecord]:
-        """The same as records."""
-        return [row_to_record(row) for row in self.rows(execution_id).to_pylist()]
-
-    def _refresh(self) -> None:
-        """As a TableSnapshot, keeping what was read before."""
-        tails = {}
-        for path in list_open_segments(self._folder):
-            tail = self._tails.get(path.stem) or _Tail()
-            if tail.read(path):
-                tails[path.stem] = tail
-        segments = self._store.segments("requests")
-        if segments != self._sealed:
-            self._dataset = self._store.dataset("requests", segments) if segments else None
-        self._sealed = segments
-        self._tails = {stem: tail for stem, tail in tails.items() if stem not in sealed_stems(segments)}
-
-
-class _Tail:
-    """What has been read of one open segment, by execution."""
-
-    def __init__(self) -> None:
-        self._end = 0
-        self._schema: pa.Schema | None = None
-        self._batches: dict[str, list[pa.RecordBatch]] = {}
-
-    def read(self, path: Path) -> bool:
-        """Read on; False when the segment is gone."""
-        try:
-            segment = read_open_segment(path, self._end, self._schema)
-        except FileNotFoundError:
-            return False
-        self._end, self._schema = segment.good_bytes, segment.schema
-        for batch in segment.batches:
-            for execution_id in dict.fromkeys(batch.column("execution_id").to_pylist()):
-                self._batches.setdefault(execution_id, []).append(batch)
-        return True
-
-    def rows(self, execution_id: str) -> pa.Table:
-        batches = self._batches.get(execution_id)
-        if not batches or self._schema is None:
-            return SCHEMAS["requests"].empty_table()
-        rows = upgrade("requests", pa.Table.from_batches(batches, self._schema))
-        return rows.filter(pc.field("execution_id") == execution_id) if rows.num_rows > len(batches) else rows
+    """The same as rows of table `requests`, whose token lists stay in Arrow. A RequestFollower costs less where many are read."""
+    snapshot = TableSnapshot(layout, "requests")
+    parts = [SCHEMAS["requests"].empty_table()]
+    wanted = pc.field("execution_id") == execution_id
+    if snapshot.sealed:
+        parts.append(snapshot.sealed_rows().to_table(filter=wanted))
+    for segment in snapshot.open:
+        batches = [batch for batch in segment.batches if execution_id in batch.column("execution_id").to_pylist()]
+        if batches:
+            parts.append(upgrade("requests", pa.Table.from_batches(batches, segment.schema)).filter(wanted))
+    return pa.concat_tables(parts).sort_by("sequence")
 
 
 def record_to_row(record: RequestRecord) -> Row:

@@ -19,10 +19,10 @@ from gyre_lib.config.errors import InputError
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.trajectories.compaction import GRACE_S, compact
 from gyre_lib.trajectories.open_segments import read_open_segment
+from gyre_lib.trajectories.request_follower import RequestFollower
 from gyre_lib.trajectories.schemas import KEYS, SCHEMA_VERSION, SCHEMAS, column_meanings
 from gyre_lib.trajectories.segments import GroupCommit, SegmentWriter
 from gyre_lib.trajectories.store import (
-    ExecutionReader,
     connect,
     read_execution,
     read_execution_rows,
@@ -251,24 +251,23 @@ def test_an_older_file_is_read_and_a_newer_one_refused(layout):
         read_table(layout, "engines")
 
 
-def test_an_execution_is_read_again_at_the_cost_of_what_is_new(layout, monkeypatch):
+def test_an_execution_is_followed_at_the_cost_of_what_is_new(layout, monkeypatch):
+    """Also over a sealing, and after a restart that finds sealed rows only."""
     writer = SegmentWriter(layout, "requests", "proxy-0")
-    reader = ExecutionReader(layout)
+    follower = RequestFollower(layout)
     starts = []
-    original = read_open_segment
     monkeypatch.setattr(
-        "gyre_lib.trajectories.store.read_open_segment",
-        lambda path, start=0, schema=None: starts.append(start) or original(path, start, schema),
+        "gyre_lib.trajectories.request_follower.read_open_segment",
+        lambda path, start, schema: starts.append(start) or read_open_segment(path, start, schema),
     )
     for place in range(6):
-        rows = [record_to_row(record(place, execution=name)) for name in ("g00001-00", "g00001-01")]
-        writer.append(rows)
+        writer.append([record_to_row(record(place, execution=name)) for name in ("g00001-00", "g00001-01")])
         if place == 3:
             writer.seal()
-        assert reader.rows("g00001-01").column("sequence").to_pylist() == list(range(place + 1))
-        assert reader.rows("g00001-01").equals(read_execution_rows(layout, "g00001-01"))
+        assert follower.execution("g00001-01", place + 1).column("sequence").to_pylist() == list(range(place + 1))
+        assert follower.execution("g00001-01", place + 1).equals(read_execution_rows(layout, "g00001-01"))
     assert max(starts) > 0
-    assert [item.sequence for item in reader.records("g00001-00")] == list(range(6))
+    assert RequestFollower(layout).execution("g00001-00", 6).equals(read_execution_rows(layout, "g00001-00"))
     writer.close()
 
 
