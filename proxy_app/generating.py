@@ -34,6 +34,37 @@ class Sampled:
     attempts: int = 0
     reroutes: int = 0
 
+    def take(self, part: Generated, engine_id: str) -> None:
+        """Add what an engine handed over."""
+        self.generated = generation.joined(self.generated, part)
+        if not self.engine_ids or self.engine_ids[-1] != engine_id:
+            self.engine_ids.append(engine_id)
+
+
+class _Patience:
+    """How much time without progress is left, and how long to pause before the next try."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._budget_s = budget_s
+        self.renew()
+
+    def renew(self) -> None:
+        self._since: float | None = None
+        self._pause_s = FIRST_BACKOFF_S
+
+    def spend(self, execution_id: str, why: str) -> None:
+        """No progress at the moment. Raises ApiError when that has lasted longer than the budget."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since > self._budget_s:
+            logger.error("execution %s: gave up after %.0f s without progress: %s", execution_id, now - self._since, why)
+            raise ApiError(calls.OVERLOADED, "Overloaded", retry_after_s=5)
+
+    def next_pause_s(self) -> float:
+        pause_s = self._pause_s
+        self._pause_s = min(2 * pause_s, LONGEST_BACKOFF_S)
+        return pause_s
+
 
 @dataclass(slots=True)
 class Counters:
@@ -65,63 +96,47 @@ class Generator:
     async def sample(self, execution_id: str, prompt: bytes, sampling: Sampling) -> Sampled:
         """Sample one turn. Raises ApiError (ended, prompt too long, overloaded)."""
         done = Sampled(Generated([], [], [], "abort"))
+        patience = _Patience(self._retry_budget_s)
         avoid: frozenset[str] = frozenset()
-        backoff_s = FIRST_BACKOFF_S
-        stalled_since: float | None = None
-        last_error = "no engine serves"
         while True:
-            if stalled_since is not None and time.monotonic() - stalled_since > self._retry_budget_s:
-                logger.error("execution %s: gave up after %.0f s without progress: %s", execution_id, self._retry_budget_s, last_error)
-                raise ApiError(calls.OVERLOADED, "Overloaded", retry_after_s=5)
             engine = self._choose(execution_id, avoid)
             if engine is None:
-                stalled_since = stalled_since or time.monotonic()
-                await self._table.wait_change(backoff_s)
-                avoid, backoff_s = frozenset(), min(2 * backoff_s, LONGEST_BACKOFF_S)
+                patience.spend(execution_id, "no engine serves")
+                await self._table.wait_change(patience.next_pause_s())
+                avoid = frozenset()
                 continue
-            done.attempts += 1
-            if done.engine_ids and done.engine_ids[-1] != engine.engine_id:
-                done.reroutes += 1
-                self._counters.reroutes += 1
+            self._count_attempt(done, engine)
             try:
                 part = await self._try(execution_id, engine, prompt, done.generated.ids, sampling, bool(avoid))
-            except EngineError as error:
-                stalled_since = stalled_since or time.monotonic()
-                last_error = str(error)
-                self._counters.retries += 1
-                logger.warning("execution %s: engine %s: %s", execution_id, engine.engine_id, error)
-                avoid |= {engine.engine_id}
-                continue
-            except EngineRefused as error:
-                if "context length" in str(error) or "too long" in str(error):
+            except (EngineError, EngineRefused) as error:
+                if isinstance(error, EngineRefused) and ("context length" in str(error) or "too long" in str(error)):
                     tokens = prompt.count(b",") + 1 + len(done.generated.ids)
                     raise PromptTooLong(tokens, tokens - 1) from error
-                stalled_since = stalled_since or time.monotonic()
-                last_error = str(error)
+                logger.warning("execution %s: engine %s: %s", execution_id, engine.engine_id, error)
                 self._counters.retries += 1
-                logger.error("execution %s: engine %s refused: %s", execution_id, engine.engine_id, error)
+                patience.spend(execution_id, str(error))
                 avoid |= {engine.engine_id}
                 continue
             if part is None:
-                stalled_since = stalled_since or time.monotonic()
+                patience.spend(execution_id, f"{engine.engine_id} was taken away and kept what it had")
                 continue
-            if part.ids:
-                done.generated = generation.joined(done.generated, part)
-                stalled_since, backoff_s = None, FIRST_BACKOFF_S
-                if not done.engine_ids or done.engine_ids[-1] != engine.engine_id:
-                    done.engine_ids.append(engine.engine_id)
-            done.generated.finish = part.finish
+            if part.ids or part.finish != "abort":
+                patience.renew()
+                done.take(part, engine.engine_id)
             if part.finish != "abort":
-                if not done.engine_ids:
-                    done.engine_ids.append(engine.engine_id)
                 return done
             if len(done.generated.ids) >= sampling.max_new_tokens:
                 done.generated.finish = "length"
                 return done
-            stalled_since = stalled_since or time.monotonic()
+            patience.spend(execution_id, f"{engine.engine_id} aborted the request: {part.detail}")
             if self._choose(execution_id, frozenset()) == engine:
-                await self._table.wait_change(backoff_s)
-                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+                await self._table.wait_change(patience.next_pause_s())
+
+    def _count_attempt(self, done: Sampled, engine: Engine) -> None:
+        done.attempts += 1
+        if done.engine_ids and done.engine_ids[-1] != engine.engine_id:
+            done.reroutes += 1
+            self._counters.reroutes += 1
 
     def _choose(self, execution_id: str, avoid: frozenset[str]) -> Engine | None:
         try:

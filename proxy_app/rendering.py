@@ -20,8 +20,6 @@ from proxy_app.tokenizing import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
-TAIL_TOKENS = 40
-"""Ids of the prompt that the bridge needs: measured to give the same continuation as the whole prompt."""
 PARSE_TAIL_TOKENS = 16
 CALL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 TYPED = {

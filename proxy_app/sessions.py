@@ -7,12 +7,11 @@ from typing import Any
 
 from gyre_lib.trajectories.history import Head, Message
 from gyre_lib.trajectories.tito_record import RequestRecord
-from gyre_lib.trajectories.trajectory_tree import Node, TrajectoryTree, WalkState
+from gyre_lib.trajectories.trajectory_tree import TAIL_TOKENS, Node, TrajectoryTree, WalkState
 from proxy_app.calls import Answer
 
 REMEMBERED_AGENTS = 64
 REMEMBERED_PER_AGENT = 3
-TAIL_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gyre_lib.engines.generation import Generated, Sampling
 from gyre_lib.trajectories import classes, history
 from gyre_lib.trajectories.history import EchoedCall, Message, Reply, Supplied
 from gyre_lib.trajectories.tito_record import RequestRecord
-from gyre_lib.trajectories.trajectory_tree import Node, WalkState, branch_reason, empty_path
+from gyre_lib.trajectories.trajectory_tree import TAIL_TOKENS, Node, WalkState, branch_reason, empty_path
 from proxy_app import calls
 from proxy_app.calls import Answer, AnswerCall, ApiError, Call, PromptTooLong
 from proxy_app.generating import Counters, Generator, Sampled
@@ -108,30 +108,11 @@ class Turns:
             raise ApiError(calls.BAD_REQUEST, "messages: the conversation must end with a user or tool message; prefill is not supported")
         agent_id, parent_agent_id, sub_agent = call.agent_id, call.parent_agent_id, call.sub_agent
         if not agent_id and not call.names_agents:
-            agent_id, parent_agent_id = self._agent_from_tree(call, state, execution)
+            agent_id, parent_agent_id = _agent_from_tree(call, state, execution)
             sub_agent = bool(agent_id)
         limits = orjson.dumps([call.max_tokens, call.stop])
         request = history.digest(agent_id.encode(), state.key, limits).hex()
         return Placed(call, state, agent_id, parent_agent_id, sub_agent, request)
-
-    def _agent_from_tree(self, call: Call, state: WalkState, execution: Execution) -> tuple[str, str]:
-        """Without a header: the agent of the path, or a sub-agent's first call, known by its task text."""
-        if state.node is not None:
-            agent_id = state.node.agent_id
-            return agent_id, execution.parent_agents.get(agent_id, "")
-        known = execution.agents_by_head.get(state.key)
-        if known is not None:
-            return known
-        first = call.messages[0]
-        texts = [part.text for part in first.parts if part.role == "user"] if isinstance(first, Supplied) else []
-        for text in texts:
-            issuer = execution.task_texts.get(history.turn_text_digest(text))
-            if issuer is not None:
-                agent = (f"unnamed-{state.key.hex()[:16]}", issuer)
-                execution.agents_by_head[state.key] = agent
-                execution.parent_agents[agent[0]] = issuer
-                return agent
-        return "", ""
 
     def join(self, placed: Placed, route: ExecutionRoute, execution: Execution) -> Flight:
         """The flight that answers this call: a new one, or the open one of the same call."""
@@ -183,13 +164,13 @@ class Turns:
             if issued is not None:
                 if not open_turn:
                     ids += rendering.generation_prompt
-                tail, turn = ids[-40:], issued.output_ids
+                tail, turn = ids[-TAIL_TOKENS:], issued.output_ids
                 ids = ids + turn
             else:
                 if open_turn:
                     ids = rendering.without_generation_prompt(ids)
                 turn = rendering.quoted(_restored(message, execution))
-                tail, turn, ids = (ids + turn[:-1])[-40:], turn[-1:], ids + turn
+                tail, turn, ids = (ids + turn[:-1])[-TAIL_TOKENS:], turn[-1:], ids + turn
             if group:
                 ids += rendering.follow(tail, turn, group)
                 open_turn = True
@@ -342,6 +323,26 @@ class Turns:
             for value in item.arguments.values():
                 if isinstance(value, str) and len(value) >= TASK_TEXT:
                     execution.task_texts[history.turn_text_digest(value)] = placed.agent_id
+
+
+def _agent_from_tree(call: Call, state: WalkState, execution: Execution) -> tuple[str, str]:
+    """Without a header: the agent of the path, or a sub-agent's first call, known by its task text."""
+    if state.node is not None:
+        agent_id = state.node.agent_id
+        return agent_id, execution.parent_agents.get(agent_id, "")
+    known = execution.agents_by_head.get(state.key)
+    if known is not None:
+        return known
+    first = call.messages[0]
+    texts = [part.text for part in first.parts if part.role == "user"] if isinstance(first, Supplied) else []
+    for text in texts:
+        issuer = execution.task_texts.get(history.turn_text_digest(text))
+        if issuer is not None:
+            agent = (f"unnamed-{state.key.hex()[:16]}", issuer)
+            execution.agents_by_head[state.key] = agent
+            execution.parent_agents[agent[0]] = issuer
+            return agent
+    return "", ""
 
 
 def _leading(messages: list[Message], start: int) -> tuple[list[Supplied], int]:

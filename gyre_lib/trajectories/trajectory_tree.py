@@ -19,6 +19,10 @@ from gyre_lib.trajectories import history
 from gyre_lib.trajectories.history import Reply
 
 
+TAIL_TOKENS = 40
+"""Last ids of a prompt that a renderer's bridge needs: measured to give the same continuation as the whole prompt."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenPath:
     """Ids from the root to some point, kept as the inside of a JSON list in a buffer that descendants share: extending costs O(new)."""
@@ -66,7 +70,7 @@ class Node:
     """Length of prompt and output together."""
     request_digest: str
     tail: list[int] = field(default_factory=list)
-    """Last ids of the prompt (before the output), enough for the renderer's bridge."""
+    """Last TAIL_TOKENS ids of the prompt (before the output)."""
     path: TokenPath | None = None
     """Prompt and output; made on demand for nodes read back from the store."""
     children: int = 0

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from gyre_lib.benchmarks.proxy_rig.small_tokenizer import write_small_model
 from gyre_lib.config.errors import InputError
 from gyre_lib.trajectories.history import EchoedCall, Part, ToolSpec, reply, supplied
-from proxy_app.rendering import TAIL_TOKENS, Rendering, RenderingRefused, template_messages
+from gyre_lib.trajectories.trajectory_tree import TAIL_TOKENS
+from proxy_app.rendering import Rendering, RenderingRefused, template_messages
 from proxy_app.tokenizing import TextTokenizer
 
 FAMILIES = ["qwen3", "qwen35", "qwen36", "qwen38"]
