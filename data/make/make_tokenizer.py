@@ -17,10 +17,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transcripts import Habits, draw_transcript
 from transformers import PreTrainedTokenizerFast
 
-SPECIAL_TOKENS = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
-    "<think>", "</think>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
-)  # fmt: skip
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# As in Qwen's tokenizers these are tokens of their own but not "special": where they stand in text, they are meant.
+MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 VOCABULARY = 768
 # Words keep their leading blank, digits stand alone, runs of punctuation stay together: commands split where their meaning does.
 WORDS = r" ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z0-9_]+|\s+"
@@ -71,11 +71,15 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=[*SPECIAL_TOKENS, *MARKUP_TOKENS, *VISION_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(600, seed=1), trainer)
+    described = json.loads(tokenizer.to_str())
+    for token in described["added_tokens"]:
+        token["special"] = token["content"] not in MARKUP_TOKENS
+    tokenizer = Tokenizer.from_str(json.dumps(described))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
     )

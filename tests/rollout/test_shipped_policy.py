@@ -76,3 +76,19 @@ def test_any_text_encodes():
     tokenizer = Rendering(MODEL).tokenizer
     for text in ("", "Ünïcödé 🙂\x00\x7f", '{"a": [1, 2]}\n\t', "".join(map(chr, range(32, 1000)))):
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_proxy_reads_the_policys_turn_as_thinking_and_a_call():
+    torch = pytest.importorskip("torch")
+    from transformers import Qwen3ForCausalLM
+
+    rendering = Rendering(MODEL)
+    model = Qwen3ForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    head = anthropic.read_head({"system": SYSTEM_PROMPT, "tools": TOOLS})
+    message = {"role": "user", "content": draw_task(random.Random(2), "first", "stock").instruction}
+    prompt = rendering.head(head.system, head.tools, anthropic.read_messages([message], 0))
+    output = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False, eos_token_id=rendering.stop_token_ids)
+    turn = rendering.parse(prompt, output[0, len(prompt) :].tolist(), head.tools)
+    assert turn.thinking
+    assert turn.text == ""
+    assert [call.name for call in turn.calls] == ["shell"]
