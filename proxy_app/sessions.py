@@ -127,6 +127,7 @@ class Execution:
             )
             self.restored_finish[record.request_id] = record.finish_reason
             node.tail = prompt_tail(parent, record.input_ids)
+            node.pack()
             self.tree.add(node)
             if parent is not None:
                 parent.delivered = True
@@ -138,5 +139,5 @@ def prompt_tail(parent: Node | None, input_ids: list[int]) -> list[int]:
     """The last ids of a prompt that ends with `input_ids` after the parent's path."""
     if len(input_ids) >= TAIL_TOKENS or parent is None:
         return input_ids[-TAIL_TOKENS:]
-    before = (parent.tail + parent.output_ids)[-(TAIL_TOKENS - len(input_ids)) :]
+    before = [*parent.tail, *parent.output_ids[-TAIL_TOKENS:]][-(TAIL_TOKENS - len(input_ids)) :]
     return before + input_ids

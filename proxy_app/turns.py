@@ -151,10 +151,10 @@ class Turns:
             ids = rendering.head(placed.call.head.system, placed.call.head.tools, group)
             open_turn = True
         elif group:
-            ids = rendering.follow(parent.tail, parent.output_ids, group)
+            ids = rendering.follow(parent.tail, list(parent.output_ids), group)
             open_turn = True
         else:
-            ids = rendering.closed(parent.tail, parent.output_ids)
+            ids = rendering.closed(parent.tail, list(parent.output_ids))
             open_turn = False
         while position < len(rest):
             message = rest[position]
@@ -164,7 +164,7 @@ class Turns:
             if issued is not None:
                 if not open_turn:
                     ids += rendering.generation_prompt
-                tail, turn = ids[-TAIL_TOKENS:], issued.output_ids
+                tail, turn = ids[-TAIL_TOKENS:], list(issued.output_ids)
                 ids = ids + turn
             else:
                 if open_turn:
@@ -234,7 +234,7 @@ class Turns:
             answer = execution.undelivered.get(node.request_id)
             if answer is None:
                 finish = execution.restored_finish.get(node.request_id, "stop")
-                generated = Generated(node.output_ids, [], [], "length" if finish == "length" else "stop")
+                generated = Generated(list(node.output_ids), [], [], "length" if finish == "length" else "stop")
                 answer, _ = self._read_turn(placed, node.tail, generated, node.request_id, node.prompt_tokens)
             return answer, node
         return None
@@ -293,7 +293,7 @@ class Turns:
             parent_agent_id=placed.parent_agent_id,
             role_class=role,
             branch_reason=branch_reason(node.parent, placed.agent_id, summary, repeated),
-            input_ids=node.input_ids,
+            input_ids=list(node.input_ids),
             output_ids=generated.ids,
             output_logprobs=generated.logprobs,
             version_spans=generated.spans,
@@ -315,6 +315,7 @@ class Turns:
             metadata=orjson.dumps(note).decode(),
         )
         await self._recorder.append(record)
+        node.pack()
         execution.tree.add(node)
         execution.undelivered[node.request_id] = answer
         execution.output_tokens += len(generated.ids)

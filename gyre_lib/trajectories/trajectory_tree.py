@@ -10,6 +10,7 @@ Invariants
 Pure: no clock, no I/O. The walk costs one digest a message; a caller that remembers the state of a known prefix starts from there.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,6 @@ import orjson
 
 from gyre_lib.trajectories import history
 from gyre_lib.trajectories.history import Reply
-
 
 TAIL_TOKENS = 40
 """Last ids of a prompt that a renderer's bridge needs: measured to give the same continuation as the whole prompt."""
@@ -30,10 +30,10 @@ class TokenPath:
     buffer: bytearray
     length: int
 
-    def extended(self, ids: list[int]) -> "TokenPath":
+    def extended(self, ids: Sequence[int]) -> "TokenPath":
         if not ids:
             return self
-        text = orjson.dumps(ids)[1:-1]
+        text = orjson.dumps(list(ids))[1:-1]
         buffer = self.buffer if len(self.buffer) == self.length else self.buffer[: self.length]
         if self.length:
             buffer += b","
@@ -64,8 +64,10 @@ class Node:
     call_ids: frozenset[str]
     text_digest: bytes
     thinking_digest: bytes
-    input_ids: list[int]
-    output_ids: list[int]
+    input_ids: Sequence[int]
+    """Empty once `path` holds them."""
+    output_ids: Sequence[int]
+    """Kept packed: an execution of 200k tokens stays in memory while it runs."""
     total_tokens: int
     """Length of prompt and output together."""
     request_digest: str
@@ -89,8 +91,13 @@ class Node:
         path = node.path if node is not None and node.path is not None else empty_path()
         for node in reversed(missing):
             path = path.extended(node.input_ids).extended(node.output_ids)
-            node.path = path
+            node.path, node.input_ids = path, ()
         return path
+
+    def pack(self) -> None:
+        """Hold the ids in four bytes each, and the input only in the path."""
+        self.output_ids = array("i", self.output_ids)
+        self.input_ids = array("i", self.input_ids) if self.path is None else ()
 
     @property
     def prompt_tokens(self) -> int:

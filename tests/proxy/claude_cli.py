@@ -54,7 +54,7 @@ def run_claude(
     kill: tuple[Callable[[], bool], int] | None = None,
     timeout_s: float = 150,
 ) -> CliResult:
-    """`lines` is stream-json input; a number in it is a pause in seconds. `kill`: (when, signal)."""
+    """`lines` is stream-json input; a callable in it is waited for (then the CLI gets two seconds to become idle). `kill`: (when, signal)."""
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
     work = folder / "work"
@@ -88,8 +88,10 @@ def run_claude(
     def feed() -> None:
         assert process.stdin is not None and lines is not None
         for line in lines:
-            if isinstance(line, int | float):
-                time.sleep(line)
+            if callable(line):
+                while not line() and process.poll() is None:
+                    time.sleep(0.1)
+                time.sleep(2.0)
             else:
                 process.stdin.write(json.dumps(line) + "\n")
                 process.stdin.flush()

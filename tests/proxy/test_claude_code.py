@@ -275,7 +275,12 @@ def test_compaction_when_the_prompt_is_too_long(start, tmp_path):
 
 def test_compaction_by_command_in_one_session(start, tmp_path):
     h = start(compaction_script(2))
-    lines = [user_line("Do the work. [MAIN]"), 5, user_line("/compact keep the file names"), 4, user_line("Continue now. [MAIN]"), 3]
+
+    def answered(count):
+        return lambda: len(h.engine.requests) >= count and not h.engine.live
+
+    lines = [user_line("Do the work. [MAIN]"), answered(3), user_line("/compact keep the file names"), answered(4)]
+    lines += [user_line("Continue now. [MAIN]"), answered(5)]
     result = run(h, tmp_path, None, lines=lines)
     assert result.returncode == 0
     compacted(checked(h), "", "main_summary")
