@@ -67,7 +67,7 @@ def _worst(
     """The largest relative difference of any tensor in any step."""
     buffer = PackingBuffer(PackingSettings(row_tokens=256 if packed else 1, row_limit_tokens=256, data_parallel=sizes["dp"]))
     worst = 0.0
-    with LocalCells(folder, buffer, SETTINGS, **sizes) as cells:
+    with LocalCells(folder, buffer, SETTINGS, sizes["cells"], sizes["tp"], sizes["pp"], sizes["dp"]) as cells:
         for step, groups in enumerate(batches):
             joins = {cell: int(rng.integers(0, 8)) for cell in range(1, sizes["cells"])}
             pauses = {number: int(rng.integers(0, 6)) for number in range(len(groups))} if paused else None
@@ -75,10 +75,16 @@ def _worst(
             worst = max(worst, largest_difference(cells.call(0, "gradients"), gradients[step]))
         for cell in range(sizes["cells"]):
             worst = max(worst, largest_difference(cells.call(cell, "weights"), weights))
-    return float(worst)
+    return worst
 
 
 def largest_difference(values: dict[str, Any], reference: dict[str, Any]) -> float:
-    """Largest over tensors of |a - b| / |b|, norms. Raises KeyError when a tensor is missing."""
-    norm = np.linalg.norm
-    return max(float(norm(values[name].astype(np.float64) - expected) / max(norm(expected), 1e-30)) for name, expected in reference.items())
+    """Largest over tensors of |a - b| / |b|, norms. Raises ValueError when one side lacks a tensor."""
+    if set(values) != set(reference):
+        raise ValueError(f"only on one side: {sorted(set(values) ^ set(reference))}")
+
+    def difference(name: str, expected: np.ndarray) -> float:
+        apart = float(np.linalg.norm(values[name].astype(np.float64) - expected))
+        return apart / max(float(np.linalg.norm(expected)), 1e-30)
+
+    return max(difference(name, expected) for name, expected in reference.items())

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -32,11 +33,11 @@ def at_once(count: int, limit_ms: float, draws: int) -> list[BenchRow]:
     bins = least = above_first = 0
     for seed in range(draws):
         sizes = lengths(np.random.default_rng(seed), count).tolist()
-        elapsed_s, packed = timed(lambda sizes=sizes: best_fit_decreasing(sizes, CAPACITY), 5)
+        elapsed_s, packed = timed(partial(best_fit_decreasing, sizes, CAPACITY), 5)
         best_s, bins = min(best_s, elapsed_s), bins + len(packed)
         least += math.ceil(sum(sizes) / CAPACITY)
         if seed < 2:
-            elapsed_s, first = timed(lambda sizes=sizes: first_fit_decreasing(sizes, CAPACITY), 1)
+            elapsed_s, first = timed(partial(first_fit_decreasing, sizes, CAPACITY), 1)
             first_s, above_first = min(first_s, elapsed_s), above_first + len(packed) - len(first)
     excess = 100.0 * (bins / least - 1.0)
     name = f"packing {count} rows"

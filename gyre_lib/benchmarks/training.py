@@ -7,6 +7,8 @@ machine does not count; what waits is measured in wall time.
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from gyre_lib.models.tiny_model import write_tiny_model
 from gyre_lib.training.cell_trainer import CellTrainer
 from gyre_lib.training.local_cells import LocalCells, train_batch
 from gyre_lib.training.local_ranks import LocalRanks
-from gyre_lib.training.micro_steps import Closed, MicroStep
+from gyre_lib.training.micro_steps import MicroStep
 from gyre_lib.training.packed_batch import pack
 from gyre_lib.training.packing import PackingBuffer, PackingSettings, ReadyGroup
 from gyre_lib.training.random_batches import random_groups
@@ -61,6 +63,14 @@ def filled_buffer(groups: list[ReadyGroup], step: int = 0) -> PackingBuffer:
     return buffer
 
 
+def drawn(buffer: PackingBuffer) -> list[MicroStep]:
+    """All micro-steps of a filled buffer."""
+    micro_steps = []
+    while isinstance(claimed := buffer.claim(0, 0.0), MicroStep):
+        micro_steps.append(claimed)
+    return micro_steps
+
+
 def throughput(model_dir: Path, groups: list[ReadyGroup], rounds: int) -> list[BenchRow]:
     """One cell, nothing to wait for, beside a plain loop over the same microbatches with the same model in the same process.
 
@@ -77,15 +87,16 @@ def throughput(model_dir: Path, groups: list[ReadyGroup], rounds: int) -> list[B
 
 def _throughput(rank: int, model_dir: Path, groups: list[ReadyGroup], rounds: int) -> tuple[float, float, int]:
     trainer = CellTrainer(model_dir, ModelConfig(), SETTINGS, RankLayout(0, 1, 0))
-    buffer, micro_steps = filled_buffer(groups), []
-    while not isinstance(claimed := buffer.claim(0, 0.0), Closed):
-        micro_steps.append(claimed)
+    micro_steps = drawn(filled_buffer(groups))
     tokens = sum(micro_step.tokens for micro_step in micro_steps)
     spent: dict[str, list[float]] = {"cell": [], "plain": []}
     for step in range(rounds + 1):
         source = BufferSource(filled_buffer(groups, step))
         trainer.begin_batch(step)
-        ways = [("cell", lambda source=source: trainer.train_stream(source)), ("plain", lambda: _plain_loop(trainer, micro_steps))]
+        ways: list[tuple[str, Callable[[], object]]] = [
+            ("cell", partial(trainer.train_stream, source)),
+            ("plain", partial(_plain_loop, trainer, micro_steps)),
+        ]
         for way, work in ways if step % 2 else reversed(ways):
             begun = time.process_time()
             work()
@@ -99,6 +110,7 @@ def _plain_loop(trainer: CellTrainer, micro_steps: list[MicroStep]) -> None:
     model = trainer.model
     for micro_step in micro_steps:
         batch = pack(micro_step, 0, torch.device("cpu"))
+        assert batch is not None
         hidden = model.run(batch.token_ids, batch.bounds, batch.longest, None)
         logits = model.logits(hidden[batch.positions - 1]) / batch.temperature[:, None]
         log_probs = torch.log_softmax(logits, dim=-1).gather(1, batch.token_ids[batch.positions][:, None]).squeeze(1)

@@ -171,12 +171,11 @@ def export_hf(model: PolicyModel, value: Callable[[str], Tensor] | None = None) 
         entry = parameter_map(name, model.shape, stage * model.shape.layers // pp.size(), model.expert_parallel)
         if not entry.exported:
             continue
-        whole = _gather(mine[name], entry, model.shape, tp) if stage == pp.rank() else None
-        if tp.rank() != 0:
-            continue
-        if stage != 0 and pp.rank() == stage:
-            dist.send(whole.contiguous(), dist.get_global_rank(pp, 0), group=pp)
-        if pp.rank() != 0:
+        if stage == pp.rank():
+            whole = _gather(mine[name], entry, model.shape, tp)
+            if stage != 0 and tp.rank() == 0:
+                dist.send(whole.contiguous(), dist.get_global_rank(pp, 0), group=pp)
+        if tp.rank() != 0 or pp.rank() != 0:
             continue
         if stage != 0:
             sample = next(iter(mine.values()))

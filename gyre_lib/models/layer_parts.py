@@ -56,6 +56,8 @@ class PackedAttention(MegatronModule):
 class RotaryOnDevice(RotaryEmbedding):
     """Rotary tables that are made where the model is (upstream moves them to the current CUDA device, also when there is none)."""
 
+    inv_freq: Tensor
+
     def __init__(self, head_dim: int, base: float, cp_group: dist.ProcessGroup, device: torch.device):
         super().__init__(head_dim, 1.0, rotary_base=base, use_cpu_initialization=True, cp_group=cp_group)
         self.inv_freq = self.inv_freq.to(device)

@@ -1,7 +1,7 @@
 """One rank's trainer: joins a batch, trains on its stream, takes part in the update. The process and its groups live for the whole run."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -117,7 +117,7 @@ class CellTrainer:
         name = f"cell{self.layout.cell}/stream{self._streams}"
         self._streams += 1
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
-        stream = MicroStepStream(self.layout, store, source, self.settings.stall_limit_s)
+        stream = MicroStepStream(self.layout, store, source if self.layout.is_leader else None, self.settings.stall_limit_s)
         neighbours = Neighbours(self.groups.forward, self.groups.backward, self.settings.stall_limit_s, self.device)
         try:
             report = ContinuousPipeline(self.stage, neighbours, stream, self.dtype).run()
@@ -148,7 +148,7 @@ class CellTrainer:
             metrics.all_reduce(prefix)
         marks.append(time.monotonic())
         norm = 0.0
-        if self.layout.is_core:
+        if self._optimizer is not None:
             metrics.all_reduce(self.groups.cell)
             if total_executions > 0:
                 norm = self._optimizer.step(grads, total_executions)
@@ -177,11 +177,13 @@ class CellTrainer:
     def hf_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, whole float32 tensor) one by one. Collective over the cell: every rank must exhaust it; the first rank
         of each data-parallel copy is given the tensors."""
-        return export_hf(self.model, lambda name: self._slab.view(self._slab.weights, name))
+        return export_hf(self.model, self._views(self._slab.weights))
 
     def last_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """As hf_weights: the gradient of the core's last update, normalised and clipped."""
-        return export_hf(self.model, lambda name: self._slab.view(self._optimizer.flat.grad, name))
+        if self._optimizer is None:
+            raise RuntimeError(f"cell {self.layout.cell} is a satellite: it makes no updates")
+        return export_hf(self.model, self._views(self._optimizer.gradient))
 
     def save_checkpoint(self, directory: str | Path, journal_position: dict[str, Any], step: int | None = None) -> None:
         """Write the core's state to `directory`, complete in one rename. `step` is the policy version, else the one tracked here.
@@ -197,7 +199,7 @@ class CellTrainer:
         if self.layout.is_leader:
             checkpoint.remove(temporary)
         for part, flat in zip(checkpoint.PARTS, flats, strict=True):
-            tensors = export_hf(self.model, lambda name, flat=flat: self._slab.view(flat, name))
+            tensors = export_hf(self.model, self._views(flat))
             if self.layout.is_leader:
                 checkpoint.write_tensors(temporary / part, tensors)
             else:
@@ -216,13 +218,17 @@ class CellTrainer:
         """
         folder = Path(directory)
         state = checkpoint.read_state(folder)
-        load_hf(self.model, folder / "weights", lambda name: self._slab.view(self._slab.weights, name))
+        load_hf(self.model, folder / "weights", self._views(self._slab.weights))
         if self._optimizer is not None:
             first, second = torch.zeros_like(self._slab.weights), torch.zeros_like(self._slab.weights)
-            load_hf(self.model, folder / "first_moment", lambda name: self._slab.view(first, name))
-            load_hf(self.model, folder / "second_moment", lambda name: self._slab.view(second, name))
+            load_hf(self.model, folder / "first_moment", self._views(first))
+            load_hf(self.model, folder / "second_moment", self._views(second))
             self._optimizer.set_moments(first, second, state["updates"])
         self.version = state["step"]
         self.drop_gradients()
         self._slab.refresh()
         return state
+
+    def _views(self, flat: Tensor) -> Callable[[str], Tensor]:
+        """The part of a flat buffer that belongs to a parameter, by its name."""
+        return lambda name: self._slab.view(flat, name)

@@ -13,26 +13,22 @@ def log_ratio_sums(log_ratio: Tensor, batch: PackedBatch) -> Tensor:
 
 
 def sum_over_data_ranks(
-    sums: Tensor | None, execution_ids: tuple[str, ...], shared: list[str], data: dist.ProcessGroup, device: torch.device
-) -> Tensor | None:
-    """Complete the sums of executions whose rows lie on several data-parallel ranks of this micro-step.
+    sums: Tensor, execution_ids: tuple[str, ...], shared: list[str], data: dist.ProcessGroup, device: torch.device
+) -> Tensor:
+    """Complete the sums float64[E] of executions whose rows lie on several data-parallel ranks of this micro-step.
 
-    Collective over `data` when `shared` is not empty; a rank whose microbatch is empty passes sums None and still takes part.
+    Collective over `data` when `shared` is not empty: a rank whose microbatch is empty takes part with no sums.
     """
     if not shared:
         return sums
     parts = torch.zeros(len(shared), dtype=torch.float64, device=device)
-    here = {execution: number for number, execution in enumerate(execution_ids)}
-    for place, execution in enumerate(shared):
-        if execution in here:
-            parts[place] = sums[here[execution]]
+    here = [(place, execution_ids.index(execution)) for place, execution in enumerate(shared) if execution in execution_ids]
+    for place, number in here:
+        parts[place] = sums[number]
     dist.all_reduce(parts, group=data)
-    if sums is None:
-        return None
     complete = sums.clone()
-    for place, execution in enumerate(shared):
-        if execution in here:
-            complete[here[execution]] = parts[place]
+    for place, number in here:
+        complete[number] = parts[place]
     return complete
 
 

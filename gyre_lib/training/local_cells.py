@@ -92,7 +92,14 @@ def _rank(rank: int, pipes: list[Connection], sizes: dict[str, int], model_dir: 
     n = sizes["tp"] * sizes["pp"] * sizes["dp"]
     layout = RankLayout(cell=rank // n, cells=len(pipes) // n, shard=rank % n, **sizes)
     pipe = pipes[rank]
-    commands = RankCommands(CellTrainer(model_dir, model, training, layout), pipe)
+    for other in pipes:
+        if other is not pipe:
+            other.close()
+    try:
+        commands = RankCommands(CellTrainer(model_dir, model, training, layout), pipe)
+    except Exception as error:
+        pipe.send(("failed", f"{type(error).__name__}: {error}"))
+        raise
     pipe.send(("reply", None))
     while True:
         name, arguments = pipe.recv()
@@ -125,6 +132,8 @@ class LocalCells:
         sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
         theirs = [theirs for _, theirs in pairs]
         self.ranks = LocalRanks(len(pairs), _rank, theirs, sizes, model_dir, model or ModelConfig(), training)
+        for pipe in theirs:
+            pipe.close()
         self.busy: set[int] = set(range(len(pairs)))
         self.replies: dict[int, Any] = {}
         self.errors: dict[int, str] = {}
@@ -162,8 +171,10 @@ class LocalCells:
             if tick is not None:
                 tick()
             alive = [pipe for rank, pipe in enumerate(self.pipes) if rank not in self.dead]
-            for pipe in wait(alive, 0.01):
-                self._serve(self.pipes.index(pipe))
+            speaking = wait(alive, 0.01)
+            for rank, pipe in enumerate(self.pipes):
+                if pipe in speaking:
+                    self._serve(rank)
         failed = {rank: self.errors.pop(rank) for cell in wanted for rank in self.ranks_of(cell) if rank in self.errors}
         if failed:
             raise RankFailed("; ".join(f"rank {rank}: {text}" for rank, text in failed.items()))

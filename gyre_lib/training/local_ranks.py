@@ -49,10 +49,10 @@ class LocalRanks:
         open_pipes = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in may_die}
         try:
             while open_pipes:
-                ready = wait(list(open_pipes), timeout_s)
-                if not ready:
+                answered = wait(list(open_pipes), timeout_s)
+                if not answered:
                     raise RankDied(f"ranks {sorted(open_pipes.values())} gave no result in {timeout_s:g} s")
-                for pipe in ready:
+                for pipe in [pipe for pipe in open_pipes if pipe in answered]:
                     rank = open_pipes.pop(pipe)
                     try:
                         ok, value = pipe.recv()

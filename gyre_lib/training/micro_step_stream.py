@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -46,19 +47,21 @@ class MicroStepStream:
         self._content: dict[int, MicroStep] = {}
         self._unfinished: dict[int, float] = {}
         self._next_claim_s = 0.0
+        if layout.is_leader != (source is not None):
+            raise ValueError(f"cell {layout.cell}, shard {layout.shard}: the cell's first rank, and no other, needs a source")
         if layout.is_leader:
             self._write_state(self.state)
-        elif not self.alone:
+        else:
             store.wait(["state"], timedelta(seconds=wait_limit_s))
 
     # --- every rank --------------------------------------------------------------------------------------------------------------
 
     def poll(self, position: int) -> StreamState:
         """The state now; the leader claims another micro-step when this rank has begun all there are. Raises StreamFailed."""
-        if self.layout.is_leader:
+        if self.source is not None:
             try:
-                self._report_finished()
-                self._claim(position)
+                self._report_finished(self.source)
+                self._claim(self.source, position)
             except Exception as error:
                 self._write_state(StreamState(**{**asdict(self.state), "failed": f"{type(error).__name__}: {error}"}))
                 raise
@@ -86,17 +89,17 @@ class MicroStepStream:
 
     # --- the leader --------------------------------------------------------------------------------------------------------------
 
-    def _claim(self, position: int) -> None:
+    def _claim(self, source: MicroStepSource, position: int) -> None:
         count = self.state.count
         draining = bool(self._unfinished) and count in self.state.drains
         if self.state.ended or position < count or draining or time.monotonic() < self._next_claim_s:
             return
-        answer = self.source.claim()
+        answer = source.claim()
         if isinstance(answer, MicroStep):
             self._content[count] = answer
             self._unfinished[count] = time.monotonic()
             if not self.alone:
-                self.store.set(f"content/{count}", to_arrow(answer))
+                self.store.set(f"content/{count}", to_arrow(answer))  # type: ignore[arg-type]
             self._write_state(StreamState(count + 1, self.state.drains))
         elif isinstance(answer, Closed) and self._unfinished:
             self._write_state(StreamState(count, (*self.state.drains, count)))
@@ -105,19 +108,20 @@ class MicroStepStream:
         else:
             self._next_claim_s = time.monotonic() + answer.after_s
 
-    def _report_finished(self) -> None:
+    def _report_finished(self, source: MicroStepSource) -> None:
         """Tell the source what every rank is through with, and free it: all have read it by then."""
         for number, begun_s in list(self._unfinished.items()):
             if self.store.add(f"finished/{number}", 0) < self.layout.ranks_per_cell:
                 continue
-            micro_step, used, stats = self._content[number], [f"finished/{number}"], {}
+            micro_step, used = self._content[number], [f"finished/{number}"]
+            stats: dict[str, Any] = {}
             if micro_step.kind == "score":
                 keys = [f"scores/{number}/{rank}" for rank in range(self.layout.dp)]
                 stats["scores"] = _added([json.loads(self.store.get(key)) for key in keys])
                 used += keys
             if not self.alone:
                 used.append(f"content/{number}")
-            self.source.done(micro_step, stats | {"forward_backward_s": time.monotonic() - begun_s} | micro_step.sizes())
+            source.done(micro_step, stats | {"forward_backward_s": time.monotonic() - begun_s} | micro_step.sizes())
             del self._unfinished[number], self._content[number]
             for key in used:
                 self.store.delete_key(key)

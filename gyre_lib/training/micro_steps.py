@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from gyre_lib.trajectories.materialisation import TrajectoryRow
 
+Kind = Literal["train", "score"]
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedRow:
@@ -34,7 +36,7 @@ class MicroStep:
     micro_step_id: str
     step: int
     """The training step, which is also the policy version that is trained from."""
-    kind: Literal["train", "score"]
+    kind: Kind
     microbatches: tuple[tuple[PlacedRow, ...], ...]
 
     @property

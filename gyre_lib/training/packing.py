@@ -30,7 +30,7 @@ from gyre_lib.config.errors import InputError
 from gyre_lib.config.run_config import RunConfig
 from gyre_lib.training.advantages import advantages
 from gyre_lib.training.bin_packing import best_fit_decreasing
-from gyre_lib.training.micro_steps import Closed, MicroStep, PlacedRow, Wait
+from gyre_lib.training.micro_steps import Closed, Kind, MicroStep, PlacedRow, Wait
 from gyre_lib.training.packing_pool import PackingPool, PoolItem
 from gyre_lib.training.row_checks import check_row
 from gyre_lib.trajectories.materialisation import TrajectoryRow
@@ -309,7 +309,7 @@ class PackingBuffer:
             items.append(PoolItem(tuple(rows), 0))
         self._queue_bins("train", filled)
 
-    def _queue_bins(self, kind: str, bins: list[list[PoolItem]]) -> None:
+    def _queue_bins(self, kind: Kind, bins: list[list[PoolItem]]) -> None:
         microbatches = [tuple(placed for item in items for placed in item.rows) for items in bins]
         microbatches += [()] * (self.settings.data_parallel - len(microbatches))
         micro_step = MicroStep(f"{self.step}-{self._serial}", self.step, kind, tuple(microbatches))

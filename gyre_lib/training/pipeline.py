@@ -19,7 +19,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -71,6 +71,13 @@ class Stage(Protocol):
         """Of the scoring micro-step just forwarded, on the last stage."""
 
 
+def _posted(work: dist.Work | None) -> dist.Work:
+    """torch answers None to a rank outside the group."""
+    if work is None:
+        raise RuntimeError("this rank is not in the group it sends over")
+    return work
+
+
 class Neighbours:
     """Tensor exchange with the previous and the next stage, one direction per group."""
 
@@ -95,24 +102,25 @@ class Neighbours:
 
     def receive_activation(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         buffer = torch.empty(shape, dtype=dtype, device=self.device)
-        self._finish(dist.irecv(buffer, self._peer(self.forward, -1), group=self.forward), "receiving an activation")
+        self._finish(_posted(dist.irecv(buffer, self._peer(self.forward, -1), group=self.forward)), "receiving an activation")
         return buffer
 
     def receive_gradient(self, like: Tensor) -> Tensor:
         buffer = torch.empty_like(like)
-        self._finish(dist.irecv(buffer, self._peer(self.backward, 1), group=self.backward), "receiving a gradient")
+        self._finish(_posted(dist.irecv(buffer, self._peer(self.backward, 1), group=self.backward)), "receiving a gradient")
         return buffer
 
     def send_activation(self, tensor: Tensor) -> None:
         tensor = tensor.detach().contiguous()
-        self.sent_on.append((dist.isend(tensor, self._peer(self.forward, 1), group=self.forward), tensor))
+        self.sent_on.append((_posted(dist.isend(tensor, self._peer(self.forward, 1), group=self.forward)), tensor))
         while len(self.sent_on) > self.stages + 1:
             self._finish(self.sent_on.popleft()[0], "sending an activation")
 
     def send_gradient(self, number: int, tensor: Tensor) -> None:
         """`number` counts trained micro-steps of this stage."""
         tensor = tensor.contiguous()
-        self.sent_back.append((number, dist.isend(tensor, self._peer(self.backward, -1), group=self.backward), tensor))
+        work = _posted(dist.isend(tensor, self._peer(self.backward, -1), group=self.backward))
+        self.sent_back.append((number, work, tensor))
 
     def release_gradients(self, before: int) -> None:
         """Gradients of trained micro-steps numbered below `before` are known to be received."""
@@ -181,7 +189,7 @@ class ContinuousPipeline:
             self.neighbours.release_gradients(self.begun - self.warm - 1)
         with torch.set_grad_enabled(trains):
             output = self.stage.forward(micro_step, activation)
-        if here and not self.last:
+        if output is not None and not self.last:
             self.neighbours.send_activation(output)
         if trains:
             self.report.startups += not self.filled
@@ -200,8 +208,8 @@ class ContinuousPipeline:
         if output is not None:
             gradient = None if self.last else self.neighbours.receive_gradient(output)
             torch.autograd.backward(output, grad_tensors=gradient)
-            if not self.first:
-                self.neighbours.send_gradient(self.finished, activation.grad)
+            if activation is not None:
+                self.neighbours.send_gradient(self.finished, cast(Tensor, activation.grad))
         self.finished += 1
         self.stream.finished(number)
 

@@ -49,8 +49,8 @@ class PolicyStage:
 
     def _loss(self, micro_step: MicroStep, batch: PackedBatch | None, hidden: Tensor | None) -> Tensor | None:
         shared, data = micro_step.shared_executions, self.groups.data
-        if batch is None:
-            sum_over_data_ranks(None, (), shared, data, self.device)
+        if batch is None or hidden is None:
+            sum_over_data_ranks(torch.zeros(0, device=self.device), (), shared, data, self.device)
             return None
         log_probs, entropy = self.log_probs(batch, hidden)
         sums = log_ratio_sums(log_probs.detach() - batch.logprobs, batch)
@@ -59,7 +59,7 @@ class PolicyStage:
 
     def _score(self, batch: PackedBatch | None, hidden: Tensor | None) -> None:
         self._scores = {}
-        if batch is None:
+        if batch is None or hidden is None:
             return
         log_probs, _ = self.log_probs(batch, hidden)
         sums = log_ratio_sums(log_probs - batch.logprobs, batch).tolist()

@@ -38,15 +38,22 @@ def build_groups(layout: RankLayout, timeout_s: float) -> Groups:
     """Collective over all ranks of all cells. An operation in a group fails after `timeout_s` without its peers."""
     n, timeout = layout.ranks_per_cell, timedelta(seconds=timeout_s)
 
-    def mine(members: list[list[int]], name: str) -> dist.ProcessGroup:
+    def maybe_mine(members: list[list[int]], name: str) -> dist.ProcessGroup | None:
         """Make one group of shards per list and cell; return the one this rank is in."""
-        found = None
+        found: dist.ProcessGroup | None = None
         for cell in range(layout.cells):
             for shards in members:
                 ranks = [cell * n + shard for shard in shards]
                 group = dist.new_group(ranks, timeout=timeout, group_desc=f"cell{cell}/{name}")
                 if layout.rank in ranks:
                     found = group
+        return found
+
+    def mine(members: list[list[int]], name: str) -> dist.ProcessGroup:
+        """The same where each rank is in one."""
+        found = maybe_mine(members, name)
+        if found is None:
+            raise ValueError(f"rank {layout.rank} is in none of the {name} groups")
         return found
 
     tensor, data, stages = range(layout.tp), range(layout.dp), range(layout.pp)
@@ -58,7 +65,7 @@ def build_groups(layout: RankLayout, timeout_s: float) -> Groups:
     backward = mine(pipelines, "backward")
     dp = mine([[at(t, d, s) for d in data] for s in stages for t in tensor], "data")
     copy = mine([[at(t, d, s) for s in stages for t in tensor] for d in data], "copy")
-    ends = mine([[pipe[0], pipe[-1]] for pipe in pipelines], "embedding") if layout.pp > 1 else None
+    ends = maybe_mine([[pipe[0], pipe[-1]] for pipe in pipelines], "embedding") if layout.pp > 1 else None
     cell = mine([list(range(n))], "cell")
     alone = mine([[shard] for shard in range(n)], "alone")
     prefix = {}

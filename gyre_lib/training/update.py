@@ -58,7 +58,9 @@ class CoreOptimizer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self.flat.grad = torch.zeros_like(slab.weights)
+        self.gradient = torch.zeros_like(slab.weights)
+        """Of the last update: normalised and clipped."""
+        self.flat.grad = self.gradient
         maps = {name: parameter_map(name, model.shape, 0, model.expert_parallel) for name in slab.names()}
         self._whole_on_each = [name for name, entry in maps.items() if entry.split_dim is None]
         self._second_copy = [name for name, entry in maps.items() if not entry.exported and layout.pp > 1]
@@ -72,12 +74,12 @@ class CoreOptimizer:
         Raises NonFiniteGradient, and changes nothing; not to be called for an empty batch (E = 0).
         """
         self._complete(grads)
-        torch.div(grads, executions, out=self.flat.grad)
-        norm = self._global_norm(self.flat.grad)
+        torch.div(grads, executions, out=self.gradient)
+        norm = self._global_norm(self.gradient)
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"the gradient's norm is {norm}; no update was taken")
         if norm > self.settings.clip_grad_norm:
-            self.flat.grad.mul_(self.settings.clip_grad_norm / norm)
+            self.gradient.mul_(self.settings.clip_grad_norm / norm)
         self.adam.step()
         return norm
 

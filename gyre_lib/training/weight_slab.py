@@ -43,7 +43,8 @@ class WeightSlab:
     @staticmethod
     def _accumulate(total: Tensor):
         def add(parameter: Tensor) -> None:
-            total.add_(parameter.grad)
+            if parameter.grad is not None:
+                total.add_(parameter.grad)
             parameter.grad = None
 
         return add

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from training_cases import Case, largest_difference
+from training_cases import Case
 
+from gyre_lib.benchmarks.equality import largest_difference
 from gyre_lib.training.local_cells import LocalCells, train_batch
 from gyre_lib.training.packing import PackingBuffer, PackingSettings
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training_cases import Case, largest_difference
+from training_cases import Case
 
+from gyre_lib.benchmarks.equality import largest_difference
 from gyre_lib.config.errors import InputError
 from gyre_lib.config.run_config import ModelConfig, TrainingConfig
 from gyre_lib.training.cell_trainer import CellTrainer
@@ -140,6 +141,13 @@ def test_a_stage_without_its_neighbour_fails_loudly(untied: Case) -> None:
         cells.busy.add(0)
         with pytest.raises(RankFailed, match="cell 0 must be restarted, its pipeline broke: StageStalled"):
             cells.collect([0])
+
+
+def test_a_layout_that_cannot_be_says_so_on_every_rank(untied: Case) -> None:
+    with pytest.raises(
+        RankFailed, match=r"rank 0: InputError: cells.tensor_parallel: 4 attention heads do not divide by 3; rank 1: InputError"
+    ):
+        LocalCells(untied.model_dir, small_buffer(), untied.settings, tp=3)
 
 
 def test_a_batch_without_a_valid_reward_changes_nothing(untied: Case) -> None:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gyre_lib.config.run_config import TrainingConfig
 from gyre_lib.models.tiny_model import write_tiny_model
 from gyre_lib.training.local_ranks import LocalRanks
@@ -26,13 +24,6 @@ class Case:
     batches: list[list[ReadyGroup]]
     steps: list[tuple[dict[str, float], dict[str, Any]]]
     weights: dict[str, Any]
-
-
-def largest_difference(values: dict[str, Any], reference: dict[str, Any]) -> float:
-    """Largest over tensors of |a - b| / |b|, norms."""
-    assert set(values) == set(reference)
-    norm = np.linalg.norm
-    return max(norm(values[name].astype(np.float64) - reference[name]) / max(norm(reference[name]), 1e-30) for name in reference)
 
 
 def _plain(rank: int, model_dir: Path, settings: TrainingConfig, batches: list[list[ReadyGroup]]) -> Any:
