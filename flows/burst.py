@@ -53,7 +53,7 @@ def burst(
         if state["problem"]:
             raise RuntimeError(f"burst {burst} stands still: {state['problem']}")
         # Everything that belongs to a burst is in the feed before the burst counts as over: one more look finds it.
-        over = state["burst"] > burst
+        over = state["burst"] > burst or state["run_done"]
         feed = client.feed(after, timeout_s=0.0 if over else FEED_WAIT_S)
         for entry in feed["entries"]:
             after = max(after, entry["seq"])

@@ -212,8 +212,11 @@ class Coordinator:
     async def claim(self, worker_id: str, slots: int, timeout_s: float) -> list[Execution]:
         """Launch orders for a worker, at most `slots`; waits for the first up to the time-out. None while the sandbox service is down."""
         self.heard_from(worker_id)
+        if self.problem or not self.proxies.registered:
+            await asyncio.sleep(timeout_s)
+            return []
         claimed: list[Execution] = []
-        while len(claimed) < slots and not self.problem and self.proxies.registered:
+        while len(claimed) < slots:
             try:
                 wait = timeout_s if not claimed else 0.05
                 execution_id = await asyncio.wait_for(self.launch_orders.get(), wait)
@@ -239,7 +242,7 @@ class Coordinator:
         for execution in list(self.buffer.executions.values()):
             unknown = execution.stage == "claimed" and execution.worker_id == worker_id and execution.execution_id not in running
             if unknown and execution.claimed_s < overdue:
-                await self.ended(execution.execution_id, "InfrastructureFailed", f"{worker_id} does not run it", "")
+                await self.ended(execution.execution_id, "InfrastructureFailed", f"{worker_id} does not run it", "", by_worker=False)
         return worker.cancelled
 
     @property
@@ -251,8 +254,13 @@ class Coordinator:
             return str(down)
         return ""
 
-    async def ended(self, execution_id: str, outcome: str, detail: str, artifact_ref: str, artifact_digest: str = "") -> None:
-        """A launched execution terminated: revoke its key, fix its records, count it once, and have its work evaluated."""
+    async def ended(
+        self, execution_id: str, outcome: str, detail: str, artifact_ref: str, artifact_digest: str = "", by_worker: bool = True
+    ) -> None:
+        """A launched execution terminated: revoke its key, fix its records, count it once, and have its work evaluated.
+
+        `by_worker`: the worker itself says so, so a failure speaks of its sandboxes.
+        """
         execution = self.buffer.executions[execution_id]
         if execution.reached("ended"):
             return
@@ -262,7 +270,8 @@ class Coordinator:
         if not self.buffer.end(execution_id, now, outcome, detail, artifact_ref):
             return
         execution.requests, execution.output_tokens = counts["requests"], counts["output_tokens"]
-        self._watch_sandboxes(execution)
+        if by_worker:
+            self._watch_sandboxes(execution)
         self.ledger.append(
             {
                 "kind": "ended",
@@ -454,7 +463,7 @@ class Coordinator:
     async def _worker_lost(self, worker_id: str) -> None:
         for execution in list(self.buffer.executions.values()):
             if execution.worker_id == worker_id and not execution.reached("ended"):
-                await self.ended(execution.execution_id, "InfrastructureFailed", f"worker {worker_id} is gone", "")
+                await self.ended(execution.execution_id, "InfrastructureFailed", f"worker {worker_id} is gone", "", by_worker=False)
 
     def spawn(self, work: Any) -> None:
         """Run a coroutine beside the caller; an error in it is the coordinator's error."""

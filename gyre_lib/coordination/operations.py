@@ -26,6 +26,9 @@ class Operations:
         self._running: dict[str, asyncio.Task[dict[str, Any]]] = {}
         self.exposed: tuple[int, dict[str, Any]] | None = None
         """Version of the core's weights that satellites can pull, and the manifest that says where."""
+        self.cells_settled = asyncio.Event()
+        """Cleared while training cells are brought back to the beginning of their step after a restart."""
+        self.cells_settled.set()
         self._perform: dict[str, Callable[[Entry], Awaitable[dict[str, Any]]]] = {
             "Dispatch": self._dispatch,
             "OpenBatch": self._open_batch,
@@ -82,18 +85,23 @@ class Operations:
 
     async def _update(self, entry: Entry) -> dict[str, Any]:
         step, cells, final = (entry.arguments[name] for name in ("step", "cells", "final"))
-        started_s = time.time()
+        await self.cells_settled.wait()
+        started_s, life = time.time(), self._c.generation(0)
         executions = self._c.batches.packing.executions
         reports = await asyncio.gather(
             *(
                 self._c.commands.run(
-                    c, f"update-{entry.entry_id}-{c}", "update", step=step, cells=cells, final=final, executions=executions
+                    c, f"update-{entry.entry_id}-{c}-{life}", "update", step=step, cells=cells, final=final, executions=executions
                 )
                 for c in range(cells)
             )
         )
         checkpoint = await self._c.commands.run(
-            0, f"checkpoint-{entry.entry_id}", "checkpoint", step=step + 1, journal_position={"burst": self._c.burst, "step": step + 1}
+            0,
+            f"checkpoint-{entry.entry_id}-{life}",
+            "checkpoint",
+            step=step + 1,
+            journal_position={"burst": self._c.burst, "step": step + 1},
         )
         phases: Phases = {**reports[0]["phases"], "checkpoint": sum(checkpoint["phases"].values())}
         if not final:
@@ -113,6 +121,7 @@ class Operations:
     async def _to_training(self, entry: Entry) -> dict[str, Any]:
         cell = entry.arguments["cell"]
         transition = Transition(self._c, entry, cell, "to_training")
+        await self.cells_settled.wait()
         try:
             await self._vacate(cell, transition)
             # Where the joining window has closed meanwhile, it would pull weights only to give them back.

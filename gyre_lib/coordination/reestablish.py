@@ -1,9 +1,10 @@
 """After processes have (re)started: bring engines and ranks back to the roles that the scheduler believes they have."""
 
 import asyncio
+from typing import Any
 
 from gyre_lib.coordination.coordinator import Coordinator
-from gyre_lib.coordination.operations import Operations, targets
+from gyre_lib.coordination.operations import Operations
 from gyre_lib.coordination.routing_table import STANDALONE
 from gyre_lib.engines.control import EngineControl, EngineError
 from gyre_lib.scheduling import events as ev
@@ -26,14 +27,8 @@ class Reestablish:
             engine.weight_version = version
             await self.engine(engine.cell, version)
         if self._c.is_training(0):
-            self._c.spawn(self._training_cells_again())
-
-    async def _training_cells_again(self) -> None:
-        version, step = self._c.scheduler.version, self._c.batches.step
-        report = await self._c.commands.run(0, f"reexpose-{self._c.generation(0)}", "expose", version=version)
-        self._operations.exposed = version, report["result"]["manifest"]
-        if step is not None:
-            await self._operations.train(step)
+            self._operations.cells_settled.clear()
+            self._c.spawn(self._train_again())
 
     async def engine(self, cell: int, weight_version: int) -> None:
         """An engine is up. It serves if its cell is in rollout and it holds the published version."""
@@ -50,7 +45,10 @@ class Reestablish:
             await self._c.cell_up_again(cell)
             await self.lost_satellite(cell)
         if self._c.is_training(0):
-            await self._core()
+            self._operations.cells_settled.clear()
+            self._c.batches.packing.hand_back(0)
+            self._c.batches.packing.readmit(0)
+            await self._train_again()
 
     async def lost_satellite(self, cell: int) -> None:
         """The ranks of a training satellite are gone; its engines take the memory back and serve again."""
@@ -63,16 +61,25 @@ class Reestablish:
         await self._c.engine_up(cell, self._c.table.published_version)
         await self._c.apply(ev.InRollout(cell))
 
-    async def _core(self) -> None:
-        version, step, life = self._c.scheduler.version, self._c.batches.step, self._c.generation(0)
-        engines = targets(self._c.table.engines_of(0))
-        await self._c.commands.run(0, f"rejoin-{life}", "join", step=step, version=version, manifest=None, engines=engines)
-        report = await self._c.commands.run(0, f"reexpose-{life}", "expose", version=version)
-        self._operations.exposed = version, report["result"]["manifest"]
+    async def _train_again(self) -> None:
+        """Put the training cells where the step began, whatever they did of it since: the core at the step's weights (from its checkpoint
+        if need be), satellites at what it shows, gradients empty; then hand the batch out."""
+        version, step = self._c.scheduler.version, self._c.batches.step
+        await self._join(0, step, version, None)
+        report = await self._c.commands.run(0, f"reexpose-{self._c.generation(0)}", "expose", version=version)
+        manifest = report["result"]["manifest"]
+        self._operations.exposed = version, manifest
+        for cell in self._c.training_cells()[1:]:
+            await self._join(cell, step, version, manifest)
         if step is not None:
-            self._c.batches.packing.hand_back(0)
-            self._c.batches.packing.readmit(0)
-            await self._c.commands.send(0, f"train-{step}-0-{life}", "train", step=step)
+            await self._operations.train(step)
+        self._operations.cells_settled.set()
+
+    async def _join(self, cell: int, step: int | None, version: int, manifest: dict[str, Any] | None) -> None:
+        engines = self._c.engine_addresses(cell)
+        await self._c.commands.run(
+            cell, f"rejoin-{self._c.generation(cell)}", "join", step=step, version=version, manifest=manifest, engines=engines
+        )
 
 
 def _served_version(url: str) -> int:

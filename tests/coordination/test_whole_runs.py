@@ -1,0 +1,89 @@
+"""Whole runs of the coordinator, undisturbed and with crashes at random moments: nothing lost, nothing twice, the identity exact."""
+
+import asyncio
+import collections
+from pathlib import Path
+
+import pytest
+from one_process_run import OneProcessRun
+
+from gyre_lib.config.layout import RunLayout
+from gyre_lib.config.run_config import load_config
+from gyre_lib.coordination.journal import read_entries
+from gyre_lib.coordination.run_figures import run_figures
+from gyre_lib.trajectories.store import connect
+
+OVERRIDES = ["scheduling.bursts=3", "scheduling.groups_per_batch=2", "scheduling.executions_per_group=4", "scheduling.supply_hold_s=0.01",
+             "cells.count=3", "cells.capacity=10", "training.row_tokens=16"]  # fmt: skip
+STEPS, GROUPS = 6, 2
+
+
+@pytest.fixture
+def layout(tmp_path):
+    made = RunLayout(tmp_path / "run")
+    made.root.mkdir()
+    return made
+
+
+def config():
+    return load_config(Path("data/configs/demo.yaml"), OVERRIDES)
+
+
+def check(layout):
+    events = [entry for path in sorted(layout.journal.glob("burst-*.jsonl")) for entry in read_entries(path) if "event" in entry]
+    assert [entry["seq"] for entry in events] == list(range(1, len(events) + 1))
+    dispatched = [e for entry in events for a in entry["actions"] if a["kind"] == "Dispatch" for group in a["executions"] for e in group]
+    assert len(dispatched) == len(set(dispatched))
+    assigned = [entry["event"]["group"] for entry in events if entry["event"]["kind"] == "GroupAssigned"]
+    assert len(assigned) == len(set(assigned)) == STEPS * GROUPS
+    ended = collections.Counter(entry["event"]["execution"] for entry in events if entry["event"]["kind"] == "ExecutionEnded")
+    assert set(ended) <= set(dispatched)
+    (layout.root / "config.yaml").write_text("name: run\n")
+    figures = run_figures(layout)
+    assert figures.scheduler["phase"] == "done"
+    assert figures.scheduler["identity_ok"]
+    with connect(layout.root) as database:
+        steps = database.execute(
+            "SELECT step, count(*), any_value(groups), any_value(executions) FROM train_steps GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        consumed = database.execute("SELECT count(*) FROM groups WHERE status = 'consumed'").fetchone()
+        valid = dict(
+            database.execute("SELECT consumed_step, sum(valid_executions) FROM groups WHERE valid_executions > 1 GROUP BY 1").fetchall()
+        )
+        scored = database.execute("SELECT count(*), count(DISTINCT execution_id) FROM executions WHERE validity = 'valid'").fetchone()
+    assert [(step, rows, groups) for step, rows, groups, _ in steps] == [(step, 1, GROUPS) for step in range(STEPS)]
+    assert all(executions == valid.get(step, 0) for step, *_, executions in steps)
+    assert consumed == (STEPS * GROUPS,)
+    assert scored[0] == scored[1]
+    return figures
+
+
+def test_undisturbed_run_trains_several_cells_and_ends(layout):
+    async def scenario():
+        run = OneProcessRun(layout, config(), seed=0)
+        await run.start()
+        await run.until_done(60)
+        await run.crash()
+        assert run.updates == list(range(STEPS))
+
+    asyncio.run(scenario())
+    figures = check(layout)
+    assert max(row["cells"] for row in figures.steps) > 1
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
+def test_run_with_crashes_at_random_moments_ends_the_same(layout, seed):
+    async def scenario():
+        run = OneProcessRun(layout, config(), seed)
+        await run.start()
+        for _ in range(5):
+            await run._pause(0.6)
+            if run.coordinator.run_done:
+                break
+            await run.crash()
+            await run.start()
+        await run.until_done(60)
+        await run.crash()
+
+    asyncio.run(scenario())
+    check(layout)
