@@ -1,5 +1,5 @@
 -- Which role did each cell have, from when to when?
--- rollout, to_training, training, to_rollout; `recovering` after a transition that failed. Times are Unix seconds.
+-- rollout, to_training, training, to_rollout; `recovering` after a transition that failed or came too late. Times are Unix seconds.
 CREATE VIEW role_timeline AS
 WITH bounds AS (
     SELECT
@@ -21,7 +21,7 @@ intervals AS (
     UNION ALL
     SELECT
         cell,
-        CASE WHEN direction = 'to_rollout' THEN 'rollout' WHEN outcome = 'failed' THEN 'recovering' ELSE 'training' END,
+        CASE WHEN direction = 'to_rollout' THEN 'rollout' WHEN outcome = 'done' THEN 'training' ELSE 'recovering' END,
         ended_s,
         coalesce(next_s, end_s)
     FROM moves, bounds

@@ -199,7 +199,9 @@ class TrainingConfig(Section):
     )
     row_tokens: Count = Field(4096, title="Token budget of a row", description="Most tokens of one packed row (one microbatch).")
     lease_s: Seconds = Field(
-        120.0, title="Micro-step lease, s", description="A cell that holds work and is silent this long leaves the batch; more than one micro-step takes."
+        120.0,
+        title="Micro-step lease, s",
+        description="A cell that holds work and is silent this long leaves the batch; more than one micro-step takes.",
     )
     stall_limit_s: Seconds = Field(
         600.0, title="Stage stall limit, s", description="A pipeline stage that waits longer for its neighbour fails."

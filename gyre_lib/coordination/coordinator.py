@@ -31,6 +31,7 @@ from gyre_lib.rollout.tasks import find_tasks
 from gyre_lib.scheduling import events as ev
 from gyre_lib.scheduling.scheduler import TO_TRAINING, TRAINING, Scheduler
 from gyre_lib.scheduling.settings import SchedulerSettings
+from gyre_lib.trajectories.compaction import compact_all
 
 PERFORMED_BY_FLOW = (ev.Dispatch, ev.OpenBatch, ev.ToTraining, ev.ToRollout, ev.Update, ev.Publish, ev.BurstDone, ev.RunDone)
 
@@ -118,6 +119,7 @@ class Coordinator:
             self.spawn(self.batches.supply())
         if isinstance(action, ev.BurstDone):
             self.tables.seal_journal(self.journal.next_file())
+            self.spawn(asyncio.to_thread(compact_all, self.layout))
             self.burst = action.burst + 1
         if isinstance(action, ev.RunDone):
             self.run_done = True

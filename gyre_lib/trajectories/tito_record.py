@@ -71,9 +71,7 @@ class RequestRecord:
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.output_logprobs):
-            raise BadRecord(
-                f"request {self.request_id}: {len(self.output_ids)} output ids but {len(self.output_logprobs)} log-probs"
-            )
+            raise BadRecord(f"request {self.request_id}: {len(self.output_ids)} output ids but {len(self.output_logprobs)} log-probs")
         if not all(math.isfinite(value) for value in self.output_logprobs):
             raise BadRecord(f"request {self.request_id}: a log-prob is not finite")
         position = 0
