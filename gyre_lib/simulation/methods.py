@@ -23,7 +23,7 @@ class Method:
     nodes: int
     streaming: bool = True
     options: tuple[tuple[str, Any], ...] = ()
-    """Further SchedulerSettings fields."""
+    """SchedulerSettings fields that differ from the workload's."""
 
     @property
     def mean_staleness(self) -> Fraction:
@@ -45,22 +45,22 @@ class Method:
         if self.policy == "elastic" and nodes % self.nodes:
             raise InputError(f"nodes_per_cell: {nodes} nodes are no whole number of {self.nodes}-node cells")
         cells = nodes // self.nodes if self.policy == "elastic" else 1
-        return SchedulerSettings(
-            policy=self.policy,
-            streaming=self.streaming,
-            cells=cells,
-            cell_capacity=workload.capacity(self.nodes),
-            standalone_capacity=workload.capacity(nodes - cells * self.nodes),
-            training_cells=1,
-            groups_per_batch=batch.groups_per_batch,
-            executions_per_group=batch.executions_per_group,
-            steps_per_burst=self.mu,
-            extra_groups=extra_groups(self.phi, batch.groups_per_batch),
-            supply_groups=supply_groups(batch.supply_fraction, batch.groups_per_batch),
-            supply_hold_s=batch.supply_hold_s,
-            bursts=steps // self.mu,
-            **dict(self.options),
-        )
+        fields: dict[str, Any] = {
+            "policy": self.policy,
+            "streaming": self.streaming,
+            "cells": cells,
+            "cell_capacity": workload.capacity(self.nodes),
+            "standalone_capacity": workload.capacity(nodes - cells * self.nodes),
+            "training_cells": 1,
+            "groups_per_batch": batch.groups_per_batch,
+            "executions_per_group": batch.executions_per_group,
+            "steps_per_burst": self.mu,
+            "extra_groups": extra_groups(self.phi, batch.groups_per_batch),
+            "supply_groups": supply_groups(batch.supply_fraction, batch.groups_per_batch),
+            "supply_hold_s": batch.supply_hold_s,
+            "bursts": steps // self.mu,
+        }
+        return SchedulerSettings(**{**fields, **dict(self.options)})
 
 
 def method(policy: str, phi: Fraction | float, mu: int, nodes: int, streaming: bool = True, **options: Any) -> Method:

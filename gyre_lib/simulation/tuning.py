@@ -1,12 +1,14 @@
 """Search each policy's free choices for a workload at equal mean staleness: the honest comparison, and a plan for a cluster.
 
 Async chooses its split, Colocate what it leaves in rollout, Elastic its cell size; all choose (phi, mu) on the line
-phi + (mu - 1)/2 = E[d], and streaming or not. `elastic+` is the elastic policy with headroom before joins and spread reroutes. Candidates
-are first compared over few short runs; the best of each family then over full runs with all seeds.
+phi + (mu - 1)/2 = E[d], and streaming or not. `elastic+` is the elastic policy with spread reroutes, headroom before joins, and joins on the
+first ready group without a hold: a switch costs seconds and a late join minutes. Candidates are first compared over few short runs; the
+best of each family then over full runs with all seeds. The last row says what the best elastic machine would take if training took no time:
+no join policy can gain more than that on it.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from statistics import fmean
 from typing import Any
@@ -16,6 +18,7 @@ from gyre_lib.simulation.methods import Method, method
 from gyre_lib.simulation.runs import Summary, estimate, ratio, run_methods
 from gyre_lib.simulation.workload import Workload
 
+ELASTIC_PLUS = {"spread_reroutes": True, "supply_groups": 1, "supply_hold_s": 0.0}
 FAMILIES = ("async", "colocate", "elastic", "elastic+")
 HEADROOMS = (100, 110, 120, 135)
 MOST_STEPS_PER_BURST = 4
@@ -50,11 +53,13 @@ class TuneRow:
 def tune(workload: Workload, staleness: Iterable[str], seeds: Iterable[int], steps: int, jobs: int = 1) -> list[TuneRow]:
     """Rows for every target staleness and family, fastest first within a target."""
     rows: list[TuneRow] = []
+    seeds = list(seeds)
     for target in staleness:
-        best, tried = _best_of_each(workload, _fraction(target), list(seeds), steps, jobs, FAMILIES)
+        best, tried = _best_of_each(workload, _fraction(target), seeds, steps, jobs, FAMILIES)
         reference = best["elastic"][1]
         found = [_row(target, family, chosen, runs, reference, tried[family]) for family, (chosen, runs) in best.items()]
         rows += sorted(found, key=lambda r: r.simulated)
+        rows.append(_bound(workload, target, best["elastic"], seeds, steps, jobs))
     return rows
 
 
@@ -73,6 +78,8 @@ def plan(workload: Workload, staleness: str, seeds: Iterable[int], steps: int, j
         {"setting": "scheduling.steps_per_burst", "value": chosen.mu},
         {"setting": "scheduling.join_headroom", "value": settings.join_headroom_percent / 100},
         {"setting": "scheduling.spread_reroutes", "value": settings.spread_reroutes},
+        {"setting": "scheduling.supply_fraction", "value": settings.supply_groups / settings.groups_per_batch},
+        {"setting": "scheduling.supply_hold_s", "value": settings.supply_hold_s},
         {"setting": f"hours of {steps} steps", "value": hours.mean, "stderr": hours.stderr},
         {"setting": "idle share of training time", "value": slack},
         {"setting": "candidates tried", "value": sum(tried.values())},
@@ -98,7 +105,7 @@ def candidates(workload: Workload, family: str, staleness: Fraction) -> Iterator
                     yield method("elastic", phi, mu, nodes)
                 else:
                     for headroom in HEADROOMS:
-                        yield method("elastic", phi, mu, nodes, join_headroom_percent=headroom, spread_reroutes=True)
+                        yield method("elastic", phi, mu, nodes, join_headroom_percent=headroom, **ELASTIC_PLUS)
 
 
 def depths(workload: Workload, staleness: Fraction) -> list[tuple[Fraction, int]]:
@@ -133,6 +140,14 @@ def _best_of_each(
         name = min((n for n in named if n.rsplit(" ", 1)[0] == family), key=lambda n: fmean(s.hours for s in runs[n]))
         best[family] = (named[name], runs[name])
     return best, tried
+
+
+def _bound(workload: Workload, target: str, best: tuple[Method, list[Summary]], seeds: list[int], steps: int, jobs: int) -> TuneRow:
+    """The best elastic machine with training that takes no time."""
+    chosen, reference = best
+    free = workload.training.model_copy(update={"node_seconds_per_step": 1.0, "update_s": 0.0, "drain_s": 0.0})
+    runs = run_methods(workload.model_copy(update={"training": free}), {"bound": chosen}, steps, seeds, jobs)["bound"]
+    return replace(_row(target, "elastic", chosen, runs, reference, 1), figure=f"E[d]={target} elastic if training took no time")
 
 
 def _row(target: str, family: str, chosen: Method, runs: list[Summary], reference: list[Summary], tried: int) -> TuneRow:

@@ -32,8 +32,10 @@ def test_candidates_fit_the_cluster(small, family):
 
 def test_tune_compares_the_best_of_each_family_at_equal_staleness(small):
     rows = tune(small, ["1"], range(3), steps=12)
+    *rows, bound = rows
     assert {row.figure for row in rows} == {f"E[d]=1 best {family}" for family in FAMILIES}
     assert [row.simulated for row in rows] == sorted(row.simulated for row in rows)
+    assert bound.figure == "E[d]=1 elastic if training took no time" and bound.over_elastic < 1
     (reference,) = [row for row in rows if row.figure.endswith("best elastic")]
     assert reference.over_elastic == 1.0
     assert all(row.mean_staleness <= 1 for row in rows)
