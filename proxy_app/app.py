@@ -118,7 +118,7 @@ class HarnessApp:
             gone.cancel()
             flight.waiters -= 1
             if flight.waiters == 0 and not flight.task.done():
-                flight.task.cancel()
+                self._turns.abandon(flight, placed, execution)
 
     async def _count(self, method: str, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         _only(method, "POST")

@@ -123,11 +123,13 @@ class Turns:
         task = asyncio.get_running_loop().create_task(self._answer(placed, route, execution))
         flight = execution.flights[placed.request_digest] = Flight(task)
 
-        def land(_: Any, key: str = placed.request_digest) -> None:
-            execution.flights.pop(key, None)
-
-        task.add_done_callback(land)
+        task.add_done_callback(lambda _: _forget(flight, placed, execution))
         return flight
+
+    def abandon(self, flight: Flight, placed: Placed, execution: Execution) -> None:
+        """Nobody waits for this flight any more: cancel it. The same call, coming again, starts anew."""
+        _forget(flight, placed, execution)
+        flight.task.cancel()
 
     async def prompt_ids(self, placed: Placed, execution: Execution) -> list[int]:
         """The ids that this call adds to its parent's path. Raises ApiError."""
@@ -324,6 +326,11 @@ class Turns:
             for value in item.arguments.values():
                 if isinstance(value, str) and len(value) >= TASK_TEXT:
                     execution.task_texts[history.turn_text_digest(value)] = placed.agent_id
+
+
+def _forget(flight: Flight, placed: Placed, execution: Execution) -> None:
+    if execution.flights.get(placed.request_digest) is flight:
+        del execution.flights[placed.request_digest]
 
 
 def _agent_from_tree(call: Call, state: WalkState, execution: Execution) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Faults that users of other frameworks reported (C01-C17, C26-C28), each as the kind it belongs to."""
 
 import json
+import socket
 import threading
 import time
 
@@ -435,6 +436,21 @@ def test_c27_two_connections_for_one_call_share_one_generation(start):
     [t.join(20) for t in threads]
     assert [r.status for r in out] == [200, 200]
     assert len(h.records()) == 1 and len(h.engine.requests) == 1
+
+
+def test_c27_retries_right_after_disconnects_are_one_turn(start):
+    """Whether a retry finds the old generation still open (it joins) or already cancelled (it starts anew): one record."""
+    h = start(lambda request: Turn("late", delay_s=0.6))
+    body = json.dumps({"model": "m", "max_tokens": 100, "messages": [user("q")]}).encode()
+    head = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: %s\r\ncontent-length: %d\r\n\r\n" % (h.token.encode(), len(body))
+    for pause_s in (0.0, 0.05, 0.2, 0.0, 0.1):
+        with socket.create_connection(("127.0.0.1", h.proxy.port)) as client:
+            client.sendall(head + body)
+            time.sleep(pause_s)
+    answer = h.messages([user("q")], max_tokens=100)
+    h.messages([user("q"), echo(answer), user("more")])
+    records = h.records()
+    assert [r.branch_reason for r in records] == ["root", "extension"] and all(trainable_records(records).values())
 
 
 def test_c28_a_disconnect_cancels_the_engines_request(start, proxy):
