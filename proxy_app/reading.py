@@ -18,7 +18,11 @@ KEPT_HEADER_CHARS = 200
 
 def read_call(api: str, body: Any, headers: dict[bytes, bytes], execution: Execution, *, remember: bool = True) -> tuple[Call, WalkState]:
     """The call and the walk's end: its parent node and prompt key. Raises ApiError for what the API does not allow."""
-    return _read_anthropic(body, headers, execution, remember) if api == "anthropic" else _read_openai(body, headers, execution, remember)
+    read = _read_anthropic if api == "anthropic" else _read_openai
+    try:
+        return read(body, headers, execution, remember)
+    except RecursionError as error:
+        raise ApiError(calls.BAD_REQUEST, "body: nested too deeply") from error
 
 
 def _read_anthropic(body: Any, headers: dict[bytes, bytes], execution: Execution, remember: bool) -> tuple[Call, WalkState]:

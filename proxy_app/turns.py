@@ -141,6 +141,8 @@ class Turns:
             return self._render(placed, execution)
         except RenderingRefused as error:
             raise ApiError(calls.BAD_REQUEST, str(error)) from error
+        except RecursionError as error:
+            raise ApiError(calls.BAD_REQUEST, "body: nested too deeply") from error
 
     def _render(self, placed: Placed, execution: Execution) -> list[int]:
         """New ids: supplied messages through the template; turns that stand here as plain history with their sampled ids if we know them."""

@@ -243,6 +243,25 @@ def attack(start, proxy, count):
     return halfway, resident_mb(proxy.process.pid)
 
 
+@pytest.mark.parametrize("depth", [200, 500, 900, 1000, 1020, 3000])
+def test_deeply_nested_bodies(start, proxy, depth):
+    h = start(lambda asked: Turn("fine"))
+    nested = b"[" * depth + b"]" * depth
+    use = b'{"type":"tool_use","id":"c","name":"f","input":{"a":%s}}' % nested
+    result = b'{"type":"tool_result","tool_use_id":"c","content":"r"}'
+    bodies = [
+        b'{"model":"m","messages":[{"role":"user","content":"x"}],"metadata":%s}' % nested,
+        b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"name":"f","input_schema":{"a":%s}}]}' % nested,
+        b'{"model":"m","messages":[{"role":"user","content":"x"},{"role":"assistant","content":[%s]},{"role":"user","content":[%s]}]}'
+        % (use, result),
+        b'{"model":"m","messages":[{"role":"user","content":%s}]}' % nested,
+    ]
+    for body in [*bodies, *bodies]:
+        answer = h.raw("/v1/messages", body)
+        assert answer.status in (200, 400), (answer.status, answer.raw[:200])
+    assert "Traceback" not in proxy.log.read_text()
+
+
 def test_hostile_requests(start, proxy):
     attack(start, proxy, 400)
 
