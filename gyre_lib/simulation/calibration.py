@@ -10,6 +10,7 @@ from typing import Any
 from gyre_lib.config.errors import InputError
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.config.run_config import RunConfig, load_config
+from gyre_lib.simulation.experiments import finding
 from gyre_lib.simulation.workload import Workload, load_workload, save_workload
 
 _EXECUTIONS = """
@@ -62,13 +63,13 @@ def calibrate(layout: RunLayout, output: Path) -> list[dict[str, Any]]:
     save_workload(workload, output)
     load_workload(output)
     return [
-        {"setting": "executions", "value": len(executions)},
-        {"setting": "queries", "value": len(workload.execution.recorded)},
-        {"setting": "training steps", "value": steps},
-        {"setting": "cell seconds of training per step", "value": workload.training.node_seconds_per_step},
-        {"setting": "mean to_training, s", "value": workload.cluster.to_training_s},
-        {"setting": "mean to_rollout, s", "value": workload.cluster.to_rollout_s},
-        {"setting": "file", "value": str(output)},
+        finding("executions", len(executions)),
+        finding("queries", len(workload.execution.recorded)),
+        finding("training steps", steps),
+        finding("cell seconds of training per step", workload.training.node_seconds_per_step),
+        finding("mean to_training, s", workload.cluster.to_training_s),
+        finding("mean to_rollout, s", workload.cluster.to_rollout_s),
+        finding("file", str(output)),
     ]
 
 

@@ -49,6 +49,11 @@ def row(figure: str, paper: float | None, simulated: Estimate) -> FigureRow:
     return FigureRow(figure, paper, simulated.mean, simulated.stderr, None if paper is None else simulated.mean / paper - 1)
 
 
+def finding(figure: str, value: Any, stderr: float = 0.0) -> dict[str, Any]:
+    """The same columns for what the paper has no figure for."""
+    return {"figure": figure, "paper": None, "simulated": value, "stderr": stderr, "relative_error": None}
+
+
 def paper_122b(workload: Workload, seeds: Iterable[int], figures: list[str], jobs: int = 1) -> list[FigureRow]:
     """The ablation (12 steps) and the 48-step speedups of the 122B workload; `figures` names those wanted, empty for all."""
     seeds = list(seeds)

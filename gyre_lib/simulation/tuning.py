@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from gyre_lib.config.errors import InputError
+from gyre_lib.simulation.experiments import finding
 from gyre_lib.simulation.methods import Method, method
 from gyre_lib.simulation.runs import Summary, estimate, ratio, run_methods
 from gyre_lib.simulation.workload import Workload
@@ -64,25 +65,25 @@ def tune(workload: Workload, staleness: Iterable[str], seeds: Iterable[int], ste
 
 
 def plan(workload: Workload, staleness: str, seeds: Iterable[int], steps: int, jobs: int = 1) -> list[dict[str, Any]]:
-    """What to write into a run's configuration for this cluster: rows (setting, value), the fastest elastic machine at this staleness."""
+    """What to write into a run's configuration for this cluster: a row per setting, the fastest elastic machine at this staleness."""
     best, tried = _best_of_each(workload, _fraction(staleness), list(seeds), steps, jobs, ("elastic", "elastic+"))
     family = min(best, key=lambda name: fmean(s.hours for s in best[name][1]))
     chosen, runs = best[family]
     settings = chosen.settings(workload, chosen.mu)
     hours, slack = estimate([s.hours for s in runs]), fmean(s.slack for s in runs)
     return [
-        {"setting": "cells.count", "value": settings.cells},
-        {"setting": "cells.capacity", "value": settings.cell_capacity},
-        {"setting": "nodes per cell", "value": chosen.nodes},
-        {"setting": "scheduling.extra_dispatch", "value": float(chosen.phi)},
-        {"setting": "scheduling.steps_per_burst", "value": chosen.mu},
-        {"setting": "scheduling.join_headroom", "value": settings.join_headroom_percent / 100},
-        {"setting": "scheduling.spread_reroutes", "value": settings.spread_reroutes},
-        {"setting": "scheduling.supply_fraction", "value": settings.supply_groups / settings.groups_per_batch},
-        {"setting": "scheduling.supply_hold_s", "value": settings.supply_hold_s},
-        {"setting": f"hours of {steps} steps", "value": hours.mean, "stderr": hours.stderr},
-        {"setting": "idle share of training time", "value": slack},
-        {"setting": "candidates tried", "value": sum(tried.values())},
+        finding("cells.count", settings.cells),
+        finding("cells.capacity", settings.cell_capacity),
+        finding("nodes per cell", chosen.nodes),
+        finding("scheduling.extra_dispatch", float(chosen.phi)),
+        finding("scheduling.steps_per_burst", chosen.mu),
+        finding("scheduling.join_headroom", settings.join_headroom_percent / 100),
+        finding("scheduling.spread_reroutes", settings.spread_reroutes),
+        finding("scheduling.supply_fraction", settings.supply_groups / settings.groups_per_batch),
+        finding("scheduling.supply_hold_s", settings.supply_hold_s),
+        finding(f"hours of {steps} steps", hours.mean, hours.stderr),
+        finding("idle share of training time", slack),
+        finding("candidates tried", sum(tried.values())),
     ]
 
 

@@ -42,7 +42,7 @@ def test_tune_compares_the_best_of_each_family_at_equal_staleness(small):
 
 
 def test_plan_names_settings_of_a_run_configuration(small):
-    values = {row["setting"]: row["value"] for row in plan(small, "1.5", range(3), steps=12)}
+    values = {row["figure"]: row["simulated"] for row in plan(small, "1.5", range(3), steps=12)}
     assert values["cells.count"] * values["nodes per cell"] == 4
     assert values["cells.capacity"] == 4 * values["nodes per cell"]
     assert values["scheduling.extra_dispatch"] + (values["scheduling.steps_per_burst"] - 1) / 2 == 1.5
