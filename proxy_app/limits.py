@@ -19,7 +19,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_TIME_S, self._head_too_slow)
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -36,6 +36,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
+        if self._head_timer is None:
+            self._start_timer()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -50,6 +52,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def _head_too_slow(self) -> None:
         if self._in_head and not self.transport.is_closing():
             self.transport.close()
+
+    def _start_timer(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIME_S, self._head_too_slow)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
