@@ -1,14 +1,11 @@
 """The exact token stream of the built-in harness's conversations: its system prompt and tools through the Qwen3 renderer."""
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from renderers import create_renderer
 from renderers.configs import Qwen3RendererConfig
 
 from gyre_lib.rollout.harnesses.builtin_agent import SYSTEM_PROMPT, TOOLS
-from proxy_app.tokenizing import TextTokenizer
 
 RENDERER_TOOLS = [
     {
@@ -22,13 +19,6 @@ RENDERER_TOOLS = [
 def renderer_of(tokenizer: Any) -> Any:
     """The renderer that the proxy uses for this policy."""
     return create_renderer(tokenizer, Qwen3RendererConfig(thinking_retention="all"))
-
-
-def proxy_renderer_of(tokenizer: Any) -> Any:
-    """The same over the proxy's own tokenizer, which keeps control tokens inside message text as text."""
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        return renderer_of(TextTokenizer(Path(folder) / "tokenizer.json"))
 
 
 def with_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

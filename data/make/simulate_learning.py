@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from emulated_shell import EmulatedShell
 from lookup_tasks import ANSWER_FILE, LookupTask, draw_task, heldout_pairs, training_pairs
-from rendering import proxy_renderer_of, render_prompt, renderer_of
+from rendering import render_prompt, renderer_of
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 
@@ -45,14 +45,14 @@ class Player:
     """Plays executions in one batch: sampling with a key-value cache, replies parsed by the proxy's renderer."""
 
     def __init__(self, tokenizer: Any, temperature: float, max_turns: int, max_output_tokens: int) -> None:
-        self.renderer, self.head_renderer = renderer_of(tokenizer), proxy_renderer_of(tokenizer)
+        self.renderer = renderer_of(tokenizer)
         self.temperature, self.max_turns, self.max_output_tokens = temperature, max_turns, max_output_tokens
         self.stop = set(self.renderer.get_stop_token_ids())
 
     def play(self, model: Qwen3ForCausalLM, tasks: list[LookupTask]) -> list[Play]:
         plays = []
         for task in tasks:
-            ids = render_prompt(self.head_renderer, [{"role": "user", "content": task.instruction}])
+            ids = render_prompt(self.renderer, [{"role": "user", "content": task.instruction}])
             plays.append(Play(task, ids, [False] * len(ids), [0.0] * len(ids), EmulatedShell(task)))
         while active := [play for play in plays if not play.over]:
             for play, (output, logprobs) in zip(active, self._sample(model, [play.ids for play in active]), strict=True):

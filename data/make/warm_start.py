@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from lookup_tasks import draw_task, training_pairs
 from make_tokenizer import make_tokenizer
-from rendering import proxy_renderer_of, render_prompt, render_transcript, renderer_of
+from rendering import render_prompt, render_transcript, renderer_of
 from transcripts import Habits, draw_transcript
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -44,24 +44,20 @@ def new_policy(vocabulary: int, eos: int, pad: int) -> Qwen3ForCausalLM:
 
 
 class TranscriptLoss:
-    """Mean loss of a batch of transcripts. The prompt's constant part is computed once for the whole batch.
+    """Mean loss of a batch of transcripts. The prompt's constant part is computed once for the whole batch."""
 
-    `head_renderer` gives that constant part, `renderer` all that follows: the policy's own turns hold control tokens (`<think>`) as the
-    engine emits them, while the two tokenizers read the tool section's mention of `<tool_call>` differently.
-    """
-
-    def __init__(self, model: Qwen3ForCausalLM, renderer: Any, head_renderer: Any, pad: int) -> None:
+    def __init__(self, model: Qwen3ForCausalLM, renderer: Any, pad: int) -> None:
         self.model, self.renderer, self.pad = model, renderer, pad
-        self.shared = len(constant_part(renderer))
-        self.prefix = torch.tensor([constant_part(head_renderer)])
+        self.prefix = torch.tensor([constant_part(renderer)])
 
     def __call__(self, transcripts: list[list[dict[str, Any]]]) -> torch.Tensor:
+        shared = self.prefix.shape[1]
         rows = [render_transcript(self.renderer, messages) for messages in transcripts]
-        width = max(len(ids) for ids, _ in rows) - self.shared
+        width = max(len(ids) for ids, _ in rows) - shared
         ids = torch.full((len(rows), width), self.pad)
         targets = torch.full((len(rows), width), -100)
         for row, (tokens, emitted) in enumerate(rows):
-            tail, mask = tokens[self.shared :], emitted[self.shared :]
+            tail, mask = tokens[shared:], emitted[shared:]
             ids[row, : len(tail)] = torch.tensor(tail)
             targets[row, : len(tail)] = torch.tensor([t if m else -100 for t, m in zip(tail, mask, strict=True)])
         cache = self.model(self.prefix, use_cache=True, logits_to_keep=1).past_key_values
@@ -92,9 +88,7 @@ def train(out: Path, steps: int, rows: int, seed: int, habits: Habits, peak: flo
     tokenizer = make_tokenizer()
     rows_of_embedding = math.ceil(len(tokenizer) / EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE
     model = new_policy(rows_of_embedding, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    renderer = renderer_of(tokenizer)
-    # Mostly as the proxy renders the tool section, now and then as transformers does, so that the policy does not depend on it.
-    losses = [TranscriptLoss(model, renderer, head, tokenizer.pad_token_id) for head in (proxy_renderer_of(tokenizer), renderer)]
+    loss_of = TranscriptLoss(model, renderer_of(tokenizer), tokenizer.pad_token_id)
     optimizers = optimizers_of(model, peak)
     started = time.monotonic()
     for step in range(steps):
@@ -102,7 +96,7 @@ def train(out: Path, steps: int, rows: int, seed: int, habits: Habits, peak: flo
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] = rate
             optimizer.zero_grad()
-        loss = losses[step % 4 == 3]([draw_transcript(draw, draw_task(draw, *draw.choice(training_pairs())), habits) for _ in range(rows)])
+        loss = loss_of([draw_transcript(draw, draw_task(draw, *draw.choice(training_pairs())), habits) for _ in range(rows)])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:

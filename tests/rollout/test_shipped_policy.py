@@ -59,8 +59,10 @@ def test_the_emulated_shell_answers_as_the_real_tool(kind: str, tmp_path: Path, 
 
 
 def test_prompts_are_short_and_the_proxy_renders_what_was_trained_on():
+    from transformers import AutoTokenizer
+
     rendering = Rendering(MODEL)
-    renderer = renderer_of(rendering.tokenizer)
+    renderer = renderer_of(AutoTokenizer.from_pretrained(MODEL))
     task = draw_task(random.Random(1), "first", "stock")
     messages = [{"role": "user", "content": task.instruction}]
     head = anthropic.read_head({"system": SYSTEM_PROMPT, "tools": TOOLS})
