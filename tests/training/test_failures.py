@@ -1,6 +1,5 @@
 """What dies in mid-batch, what stalls, and what is broken: the update is that of an undisturbed batch, or there is a clear error."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -133,10 +132,8 @@ def test_a_stage_without_its_neighbour_fails_loudly(untied: Case) -> None:
             buffer.add_group(group)
         cells.pipes[0].send(("train", (0,)))
         cells.busy.add(0)
-        begun = time.monotonic()
         with pytest.raises(RankFailed, match=r"StageStalled: stage 0 of 2: (sending an activation|receiving a gradient) failed after"):
             cells.collect([0])
-        assert time.monotonic() - begun < 30.0
         cells.pipes[0].send(("train", (0,)))
         cells.busy.add(0)
         with pytest.raises(RankFailed, match="cell 0 must be restarted, its pipeline broke: StageStalled"):
