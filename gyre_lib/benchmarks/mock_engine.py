@@ -14,17 +14,17 @@ import orjson
 import uvicorn
 from tokenizers import Tokenizer
 
-TAIL_BYTES = 6000
 FILLER = " the file was changed and every test in that folder passed again after we moved one line of code to its own helper"
 
 
 class MockEngine:
     """The ASGI application."""
 
-    def __init__(self, model: Path, tokens: int, delay_s: float, tool: str = "") -> None:
+    def __init__(self, model: Path, tokens: int, delay_s: float, tool: str = "", tail_bytes: int = 2000) -> None:
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._end = self._tokenizer.token_to_id("<|im_end|>")
         self._tokens, self._delay_s, self._tool = tokens, delay_s, tool
+        self._tail_bytes = tail_bytes
         self._filler = self._encode(FILLER * (tokens // 16 + 1))[: max(0, tokens - 1)]
         self.version = "0"
         self.served = 0
@@ -32,15 +32,19 @@ class MockEngine:
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def _nonce(self, body: bytes, start: int, end: int, size: int) -> str:
+        """The last nonce in the last `size` bytes of the ids; empty when there is none."""
+        near = body[max(start, end - size) : end]
+        near = near[near.find(b",") + 1 :] if end - size > start else near
+        text = self._tokenizer.decode(orjson.loads(b"[" + near + b"]"), skip_special_tokens=False)
+        at = text.rfind("nonce=")
+        return text[at + 6 : text.find(";", at)] if at >= 0 and text.find(";", at) >= 0 else ""
+
     def answer(self, body: bytes) -> bytes:
         """The response to one /generate body (ids first, then parameters, as the client of this project writes it)."""
         start = body.find(b'"input_ids":[') + 13
         end = body.find(b"]", start)
-        near = body[max(start, end - TAIL_BYTES) : end]
-        near = near[near.find(b",") + 1 :] if end - TAIL_BYTES > start else near
-        text = self._tokenizer.decode(orjson.loads(b"[" + near + b"]"), skip_special_tokens=False)
-        at = text.rfind("nonce=")
-        nonce = text[at + 6 : text.find(";", at)] if at >= 0 else "none"
+        nonce = self._nonce(body, start, end, self._tail_bytes) or "none"
         head = self._encode(f"ACK {nonce}")
         call = (
             self._encode(f'\n<tool_call>\n{{"name": "{self._tool}", "arguments": {{"arg": "{nonce}"}}}}\n</tool_call>')
@@ -87,8 +91,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument("--tool", default="", help="answer with a call of this tool")
+    parser.add_argument("--tail-bytes", type=int, default=2000, help="how much of the prompt's end (as JSON) is searched for the nonce")
     options = parser.parse_args(argv)
-    engine = MockEngine(options.model, options.tokens, options.delay_ms / 1e3, options.tool)
+    engine = MockEngine(options.model, options.tokens, options.delay_ms / 1e3, options.tool, options.tail_bytes)
     uvicorn.run(
         engine,
         host="127.0.0.1",

@@ -106,7 +106,7 @@ class Session:
             size = self._history.turn_bytes + (self._history.system_bytes if self.turn == 0 else 512)
             self._ids += b",1234" * (size // 4)
             return b'{"rid":"x","input_ids":[' + self._ids + b'],"return_logprob":true,"sampling_params":{"max_new_tokens":4096}}'
-        said = b"nonce=" + self._nonce + b"; " + self._slice(max(1, self._history.turn_bytes - 60))
+        said = self._slice(max(1, self._history.turn_bytes - 60)) + b" nonce=" + self._nonce + b"; go on"
         self._fragments.append(b'{"role":"user","content":[{"type":"text","text":"' + said + b'"}]}')
         stream = b',"stream":true' if self._stream else b""
         return (
