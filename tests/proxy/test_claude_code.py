@@ -436,7 +436,8 @@ def test_turn_limit_hooks_and_mcp(start, tmp_path):
     result = run(h, tmp_path, flags=flags)
     assert result.returncode == 1 and result.result["subtype"] == "error_max_turns"
     records = checked(h)
-    assert chain(records) == ["root", "extension", "extension"]
+    late = "mcp__st__zap" not in h.engine.requests[0].text  # the tool server was slow to start: its tools came with the second request
+    assert chain(records) == ["root", "root" if late else "extension", "extension"]
     assert "zapped" in h.engine.requests[1].text and "HOOK-CONTEXT" in h.engine.requests[2].text
 
 
