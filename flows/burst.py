@@ -4,6 +4,7 @@ The coordinator decides and remembers; this flow makes what happens visible and 
 what is not done yet, and attaches to what is still going on: nothing is dispatched twice.
 """
 
+import time
 from collections.abc import Callable
 from typing import Annotated, Any
 from uuid import UUID
@@ -23,10 +24,11 @@ from tasks.rollouts import dispatch, roll_out_group
 from tasks.training import train_step
 from tasks.transitions import return_to_rollout, switch_to_training
 
-# Group and step watchers mostly sleep; evaluations and transitions take the rest.
-THREADS = 24
 FEED_WAIT_S = 5.0
+EVALUATION = "evaluate-"
 MAX_FAILURES = 50
+EVALUATION_PAUSE_S = 10.0
+"""An evaluation that stayed unresolved is tried again after this long, until the execution's overall budget ends."""
 Entry = dict[str, Any]
 
 
@@ -35,7 +37,7 @@ def _name() -> str:
     return f"{parameters['run']} burst {parameters['burst']}"
 
 
-@flow(name="burst", flow_run_name=_name, task_runner=ThreadPoolTaskRunner(max_workers=THREADS))
+@flow(name="burst", flow_run_name=_name, task_runner=ThreadPoolTaskRunner())
 def burst(
     run: Annotated[str, Field(title="Run", description="Name of a run whose services are up.")],
     burst: Annotated[int, Field(ge=0, title="Burst", description="Number of the burst, from 0; an unfinished burst is continued.")],
@@ -62,9 +64,8 @@ def burst(
             # A restarted coordinator numbers its feed anew.
             after, life = 0, feed["life"]
     wait(work.futures)
-    failed = [future for future in work.futures if future.state.is_failed()]
-    if failed:
-        get_run_logger().warning("%d task runs failed; their work stays in the feed and the next burst takes it up", len(failed))
+    if any(future.state.is_failed() for future in work.futures):
+        get_run_logger().warning("some task runs failed; their work stays in the feed and the next burst takes it up")
     return report_burst(run, burst)
 
 
@@ -83,7 +84,8 @@ class _Work:
         self.futures: list[PrefectFuture[Any]] = []
         self._started: set[str] = set()
         self._entry_of: dict[UUID, str] = {}
-        self._seen_failures: list[PrefectFuture[Any]] = []
+        self._again_at: dict[str, float] = {}
+        self._failures = 0
         self._start: dict[str, Callable[[str, Entry], None]] = {
             "Dispatch": self._dispatch,
             "OpenBatch": self._open_batch,
@@ -107,12 +109,23 @@ class _Work:
 
         Raises RuntimeError when that has happened too often.
         """
-        failed = [future for future in self.futures if future.state.is_failed() and future not in self._seen_failures]
-        self._seen_failures += failed
-        if len(self._seen_failures) > MAX_FAILURES:
-            raise RuntimeError(f"{len(self._seen_failures)} task runs of this burst failed; the last: {failed[-1].state.message}")
-        self._started -= {self._entry_of[future.task_run_id] for future in failed if future.task_run_id in self._entry_of}
-        return bool(failed)
+        now = time.monotonic()
+        for future in [future for future in self.futures if future.state.is_failed()]:
+            self.futures.remove(future)
+            entry_id = self._entry_of.get(future.task_run_id, "")
+            if entry_id.startswith(EVALUATION):
+                # An evaluator that fails is the task's trouble, not the burst's.
+                self._again_at[entry_id] = now + EVALUATION_PAUSE_S
+                continue
+            self._failures += 1
+            if self._failures > MAX_FAILURES:
+                raise RuntimeError(f"{self._failures} task runs of this burst failed; the last: {future.state.message}")
+            self._again_at[entry_id] = now
+        due = {entry_id for entry_id, at in self._again_at.items() if at <= now}
+        for entry_id in due:
+            del self._again_at[entry_id]
+        self._started -= due
+        return bool(due)
 
     def follow_group(self, group_id: str) -> None:
         if group_id not in self._groups:

@@ -1,17 +1,22 @@
 """Scoring preserved work: one task run per evaluation, retried on the same artifact within the execution's overall budget."""
 
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from prefect import task
 
-from gyre_lib.config.run_config import load_config
+from gyre_lib.config.run_config import RunConfig, load_config
 from gyre_lib.evaluation.evaluators import Assessment, evaluate
 from gyre_lib.rollout.tasks import load_task
 from gyre_lib.trajectories.store import connect
 from tasks.connection import coordinator_of, layout_of
+
+AT_ONCE = 8
+_RUNNING = threading.BoundedSemaphore(AT_ONCE)
+"""Evaluations that one flow process runs at the same time; the others wait with their artifact."""
 
 
 class Unresolved(RuntimeError):
@@ -25,10 +30,11 @@ def evaluate_execution(run: str, execution_id: str) -> dict[str, Any]:
     execution = client.execution(execution_id)
     if execution["stage"] == "settled":
         return {"score": execution["score"], "validity": execution["validity"]}
-    budget_s = min(load_config(layout.config).evaluation.timeout_s, execution["deadline_s"] - time.time())
+    config = load_config(layout.config)
+    budget_s = min(config.evaluation.timeout_s, execution["deadline_s"] - time.time())
     if budget_s <= 0:
         return {"score": None, "validity": "unresolved"}
-    assessment = _assess(execution["task_path"], layout.artifacts / execution["artifact_ref"], budget_s)
+    assessment = _assess(config, execution["task_path"], layout.artifacts / execution["artifact_ref"], budget_s)
     names = ("score", "validity", "detail", "assessed_digest", "started_s", "ended_s")
     client.assessed(execution_id, {name: getattr(assessment, name) for name in names})
     if assessment.validity != "valid":
@@ -50,10 +56,11 @@ def reassess_execution(run: str, execution_id: str) -> dict[str, Any]:
     task_path = next((folder / task_id for folder in folders if (folder / task_id).is_dir()), None)
     if task_path is None:
         raise LookupError(f"execution {execution_id}: task {task_id} is in none of the configured folders")
-    assessment = _assess(str(task_path), layout.artifacts / artifact_ref, config.evaluation.timeout_s)
+    assessment = _assess(config, str(task_path), layout.artifacts / artifact_ref, config.evaluation.timeout_s)
     return {"execution": execution_id, "task": task_id, "recorded": recorded, "score": assessment.score, "validity": assessment.validity}
 
 
-def _assess(task_path: str, artifact_dir: Path, budget_s: float) -> Assessment:
-    with tempfile.TemporaryDirectory(prefix="gyre-evaluation-") as work_dir:
-        return evaluate(load_task(Path(task_path)), artifact_dir, Path(work_dir), budget_s)
+def _assess(config: RunConfig, task_path: str, artifact_dir: Path, budget_s: float) -> Assessment:
+    task_folder = load_task(Path(task_path), config.rollout.task_format)
+    with _RUNNING, tempfile.TemporaryDirectory(prefix="gyre-evaluation-") as work_dir:
+        return evaluate(task_folder, artifact_dir, Path(work_dir), budget_s, sandbox=config.rollout.sandbox)

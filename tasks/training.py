@@ -23,6 +23,8 @@ def train_step(run: str, entry_id: str, step: int) -> dict[str, Any]:
     while not (progress := client.step(step))["updated"]:
         if progress["update"]:
             result = client.perform(progress["update"])
+            if result.get("superseded"):
+                continue
             logger.info(
                 "step %d on %d cells: loss %s, gradient norm %s", step, result["cells"], result.get("loss"), result.get("grad_norm")
             )

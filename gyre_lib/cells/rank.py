@@ -37,9 +37,11 @@ def follow_commands(link: CoordinatorLink, execute: Execute) -> None:
     while True:
         for command in link.commands(last):
             last = command["seq"]
-            if command["id"] not in reports:
-                reports[command["id"]] = _executed(command, execute)
-            link.report(reports[command["id"]])
+            report = reports.get(command["id"]) or _executed(command, execute)
+            if report["ok"]:
+                # A command that failed is tried again when it is given again.
+                reports[command["id"]] = report
+            link.report(report)
             if command["kind"] == "stop":
                 return
 

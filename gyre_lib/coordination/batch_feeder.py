@@ -2,9 +2,11 @@
 batch is trained. The packing buffer itself is pure (`training.packing`); this is the shell around it."""
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from gyre_lib.config.errors import InputError
 from gyre_lib.coordination.feed import Entry
 from gyre_lib.coordination.trajectory_buffer import Execution, Group
 from gyre_lib.scheduling import events as ev
@@ -15,10 +17,12 @@ from gyre_lib.trajectories.admission import admission_rows, admit_nodes, nodes_o
 from gyre_lib.trajectories.materialisation import materialise_table
 from gyre_lib.trajectories.request_follower import RequestFollower
 from gyre_lib.trajectories.schemas import SCHEMAS
+from gyre_lib.trajectories.tito_record import BadRecord
 
 if TYPE_CHECKING:
     from gyre_lib.coordination.coordinator import Coordinator
 
+log = logging.getLogger("gyre.coordinator")
 STEP_COLUMNS = set(SCHEMAS["train_steps"].names)
 MICRO_STEP_COLUMNS = set(SCHEMAS["micro_steps"].names)
 
@@ -60,7 +64,7 @@ class BatchFeeder:
             return Closed(0)
         now = time.time()
         for silent in self.packing.expire(now):
-            self._c.spawn(self._c.cell_down(silent, "its lease expired"))
+            self._c.kill_ranks(silent)
         claimed = self.packing.claim(cell, now)
         if not self._supplying.locked() and self._wants_group():
             self._c.spawn(self.supply())
@@ -71,12 +75,17 @@ class BatchFeeder:
         if self.step != step:
             return
         now = time.time()
-        self.packing.done(micro_step_id, cell, now, stats)
+        if not self.packing.done(micro_step_id, cell, now, stats):
+            return
         self.stats.append({"micro_step_id": micro_step_id, **stats})
         known = {name: value for name, value in stats.items() if name in MICRO_STEP_COLUMNS}
-        row = {**known, "micro_step_id": f"{step}-{micro_step_id}", "step": step, "status": "done", "cell": cell, "done_s": now}
+        row = {**known, "micro_step_id": micro_step_id, "step": step, "status": "done", "cell": cell, "done_s": now}
         self._c.tables.append("micro_steps", [row])
         await self.check_trained()
+
+    def train_again(self) -> None:
+        """The batch has to be trained once more before its update."""
+        self._reported, self.stats = None, []
 
     async def check_trained(self) -> None:
         """Tell the scheduler, once, that every micro-step of the batch has been processed and there is a cell to take the update."""
@@ -97,7 +106,7 @@ class BatchFeeder:
             "micro_steps_done": len(self.stats) if current else 0,
             "trained": current and self.trained_s > 0,
             "cells": self._c.training_cells(),
-            "update": next((e.entry_id for e in self._c.feed.pending() if e.kind == "Update" and e.arguments["step"] == step), None),
+            "update": max((e.entry_id for e in self._c.feed.pending() if e.kind == "Update" and e.arguments["step"] == step), default=None),
         }
 
     def record(self, entry: Entry, report: dict[str, Any], phases: dict[str, float], started_s: float) -> None:
@@ -150,7 +159,7 @@ class BatchFeeder:
                 self._replayed_consumed += [(group_id, step) for group_id in self.assigned]
                 self.assigned = []
 
-    def restore_statuses(self) -> None:
+    async def restore_statuses(self) -> None:
         """After a replay: consumed groups stay consumed; the open batch is built again from the groups it had taken."""
         for group_id, step in self._replayed_consumed:
             self._c.buffer.groups[group_id].status, self._c.buffer.groups[group_id].step = "consumed", step
@@ -162,7 +171,7 @@ class BatchFeeder:
             group = self._c.buffer.groups[group_id]
             group.status, group.step = "assigned", step
             self.assigned.append(group_id)
-            self.packing.add_group(self._ready_group(group, self._c.buffer.training_executions(group_id)))
+            await self._add_group(group)
 
     def _wants_group(self) -> bool:
         return self.packing.want_group() or not self._c.settings.streaming
@@ -173,12 +182,20 @@ class BatchFeeder:
         return sorted([*self._c.buffer.ready_groups(), *lost], key=lambda g: (g.dispatch_version, g.ready_s, g.group_id))
 
     async def _take(self, group: Group, step: int) -> None:
-        ready = await asyncio.to_thread(self._ready_group, group, self._c.buffer.training_executions(group.group_id))
+        await self._add_group(group)
         group.status, group.step = "assigned", step
         self.assigned.append(group.group_id)
-        self.packing.add_group(ready)
         self._c.tables.group(group, self._c.buffer)
         await self._c.apply(ev.GroupAssigned(group.group_id))
+
+    async def _add_group(self, group: Group) -> None:
+        """Put the group into the packing buffer; one whose records cannot be trained counts as an empty one, and the log says why."""
+        try:
+            executions = self._c.buffer.training_executions(group.group_id)
+            self.packing.add_group(await asyncio.to_thread(self._ready_group, group, executions))
+        except (InputError, BadRecord) as error:
+            log.error("group %s trains nothing: %s", group.group_id, error)
+            self.packing.add_group(self._ready_group(group, []))
 
     def _ready_group(self, group: Group, executions: list[Execution]) -> ReadyGroup:
         return ReadyGroup(

@@ -19,13 +19,16 @@ class CommandQueue:
         self._commands: dict[int, list[dict[str, Any]]] = defaultdict(list)
         self._reports: dict[tuple[int, str], dict[int, dict[str, Any]]] = defaultdict(dict)
         self._down: dict[int, str] = {}
+        self._failed: set[tuple[int, str]] = set()
         self._changed = asyncio.Condition()
         # Ranks remember the last number they executed; a restarted coordinator must not number below it.
         self._first_seq = int(time.time())
 
     async def send(self, cell: int, command_id: str, kind: str, **arguments: Any) -> None:
         async with self._changed:
-            if not any(command["id"] == command_id for command in self._commands[cell]):
+            again = (cell, command_id) in self._failed
+            self._failed.discard((cell, command_id))
+            if again or not any(command["id"] == command_id for command in self._commands[cell]):
                 self._commands[cell].append({"seq": self._next_seq(cell), "id": command_id, "kind": kind, **arguments})
                 self._changed.notify_all()
 
@@ -38,8 +41,14 @@ class CommandQueue:
         reports = self._reports[cell, command_id]
         for shard, report in sorted(reports.items()):
             if not report["ok"]:
+                self._forget(cell, command_id)
                 raise CellFailed(f"cell {cell} rank {shard}: {report['error']}")
         return reports[0]
+
+    def _forget(self, cell: int, command_id: str) -> None:
+        """A command that failed may be given again under its id: what stood in its way may be gone."""
+        self._reports.pop((cell, command_id), None)
+        self._failed.add((cell, command_id))
 
     async def run(self, cell: int, command_id: str, kind: str, **arguments: Any) -> dict[str, Any]:
         await self.send(cell, command_id, kind, **arguments)

@@ -8,9 +8,13 @@ After a restart the journal rebuilds the scheduler, the ledger what it does not 
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
+import logging
+import os
 import random
+import signal
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +33,7 @@ from gyre_lib.coordination.trajectory_buffer import PLACEHOLDER, Execution, Grou
 from gyre_lib.rollout.sandboxes.circuit import SandboxCircuit, SandboxServiceDown
 from gyre_lib.rollout.tasks import find_tasks
 from gyre_lib.scheduling import events as ev
-from gyre_lib.scheduling.scheduler import TO_TRAINING, TRAINING, Scheduler
+from gyre_lib.scheduling.scheduler import BATCH, TO_TRAINING, TRAINING, UPDATE, Scheduler
 from gyre_lib.scheduling.settings import SchedulerSettings
 from gyre_lib.trajectories.compaction import compact_all
 
@@ -43,6 +47,7 @@ class Worker:
     cancelled: set[str]
 
 
+log = logging.getLogger("gyre.coordinator")
 CLAIM_LOST_S = 15.0
 """A claim that its worker does not know of after this long was never received."""
 WORKER_LOST_S = 30.0
@@ -56,8 +61,8 @@ class Coordinator:
         self.tasks = find_tasks(Path(config.rollout.tasks), config.rollout.task_format)
         self.settings = SchedulerSettings.from_config(config)
         self.scheduler = Scheduler(self.settings)
-        self.journal = Journal(layout.journal, "burst")
-        self.ledger = Journal(layout.journal, "ledger")
+        self.journal = Journal(layout.journal, "burst", on_failure=_stop_here)
+        self.ledger = Journal(layout.journal, "ledger", on_failure=_stop_here)
         self.buffer = TrajectoryBuffer()
         # Proxies keep the highest version they have seen: a restarted coordinator must not count below it.
         self.table = RoutingTable(first_version=int(time.time()))
@@ -70,6 +75,7 @@ class Coordinator:
         self.sandboxes = SandboxCircuit()
         self.workers: dict[str, Worker] = {}
         self.cells_ready: dict[int, set[int]] = {}
+        self.rank_pids: dict[int, dict[int, int]] = {}
         self.memory_released: set[int] = set()
         """Cells whose engines have given their memory to training."""
         self._starts: dict[int, int] = {}
@@ -134,7 +140,7 @@ class Coordinator:
                     self._dispatch(group_id, members, version, now, replaced, live)
             case ev.Launch(executions):
                 for execution_id in executions:
-                    self.buffer.launch(execution_id, now, self.config.rollout.overall_budget_s)
+                    self.buffer.launch(execution_id, now)
 
     def _dispatch(self, group_id: str, members: tuple[str, ...], version: int, now: float, replaced: Group | None, live: bool) -> None:
         """Enter a group; a group that replaces a lost one runs the same query again."""
@@ -166,9 +172,12 @@ class Coordinator:
     async def _launch(self, executions: tuple[str, ...]) -> None:
         for execution_id in executions:
             self.open_route(self.buffer.executions[execution_id])
-        await self.proxies.push()
-        for execution_id in executions:
-            self.launch_orders.put_nowait(execution_id)
+        try:
+            await self.proxies.push()
+        finally:
+            # The routes are in the table whatever happens to a proxy now; an order that is lost would never end.
+            for execution_id in executions:
+                self.launch_orders.put_nowait(execution_id)
 
     def open_route(self, execution: Execution) -> None:
         rollout = self.config.rollout
@@ -201,7 +210,7 @@ class Coordinator:
                 }
             )
             self.buffer.add_benchmark_execution(execution)
-            self.buffer.launch(execution.execution_id, now, self.config.rollout.overall_budget_s)
+            self.buffer.launch(execution.execution_id, now)
         await self._launch(tuple(execution.execution_id for execution in executions))
 
     async def register_proxy(self, proxy: Proxy) -> None:
@@ -225,7 +234,7 @@ class Coordinator:
             except TimeoutError:
                 break
             execution = self.buffer.executions[execution_id]
-            if self.buffer.claim(execution_id, worker_id, time.time()):
+            if self.buffer.claim(execution_id, worker_id, time.time(), self.config.rollout.overall_budget_s):
                 self.ledger.append({"kind": "claimed", "now": time.time(), "execution": execution_id, "worker": worker_id})
                 claimed.append(execution)
         return claimed
@@ -425,8 +434,10 @@ class Coordinator:
         """Changes with every start of the coordinator and of the cell's ranks: commands of an earlier life are not taken for done."""
         return f"{int(self.started_s)}.{self._starts.get(cell, 0)}"
 
-    async def cell_up(self, cell: int, shard: int) -> bool:
+    async def cell_up(self, cell: int, shard: int, pid: int) -> bool:
         """A rank of the cell has started; True once all ranks of all cells have."""
+        self.rank_pids.setdefault(cell, {})[shard] = pid
+        self.ledger.append({"kind": "rank", "now": time.time(), "cell": cell, "shard": shard, "pid": pid})
         ranks = self.cells_ready.setdefault(cell, set())
         if shard in ranks or not ranks:
             await self.commands.up(cell)
@@ -448,7 +459,29 @@ class Coordinator:
         if self.batches.step is not None:
             self.batches.packing.hand_back(cell)
         if cell != 0 and self.scheduler.roles[cell] in (TRAINING, TO_TRAINING):
+            updating = self.scheduler.phase == UPDATE
             await self.apply(ev.SatelliteLost(cell))
+            if updating and self.scheduler.phase == BATCH:
+                await self._train_the_batch_again()
+
+    async def _train_the_batch_again(self) -> None:
+        """A satellite died after its work and before the update: its gradients are gone, so the others start the batch anew."""
+        for entry in self.feed.pending():
+            if entry.kind == "Update":
+                await self.feed.finish(entry.entry_id, {"superseded": True})
+        self.batches.train_again()
+        for cell in self.training_cells():
+            self.batches.packing.hand_back(cell)
+            self.batches.packing.readmit(cell)
+            self._starts[cell] = self._starts.get(cell, 0) + 1
+            step = self.batches.step
+            await self.commands.send(cell, f"train-{step}-{cell}-{self.generation(cell)}", "train", step=step)
+
+    def kill_ranks(self, cell: int) -> None:
+        """End the ranks of a cell that has stopped answering; their supervisor then does what it does for dead ones."""
+        for pid in self.rank_pids.get(cell, {}).values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     # -- time
 
@@ -459,8 +492,8 @@ class Coordinator:
             if execution.reached("ended") and not execution.reached("settled") and now > execution.deadline_s:
                 await self.settle(execution.execution_id, None, "unresolved", "OverallTimeout")
         for worker in [w for w in self.workers.values() if now - w.seen_s > WORKER_LOST_S]:
-            del self.workers[worker.worker_id]
             await self._worker_lost(worker.worker_id)
+            del self.workers[worker.worker_id]
 
     async def _worker_lost(self, worker_id: str) -> None:
         for execution in list(self.buffer.executions.values()):
@@ -485,3 +518,10 @@ class Coordinator:
         order = list(self.tasks)
         random.Random(self.config.training.seed).shuffle(order)
         return order
+
+
+def _stop_here(error: OSError) -> None:
+    """A fact that could not be written: end the process, so that the restart goes on from what is durable."""
+    log.critical("the coordinator stops: %s", error)
+    logging.shutdown()
+    os._exit(1)

@@ -4,9 +4,10 @@ Two logs share the code: the *journal* (scheduler events with the actions they g
 and the *ledger* (facts about executions, groups and actions that the scheduler does not keep).
 """
 
+import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from typing import Any
 class Journal:
     """Append-only JSON lines in numbered files `NAME-0000.jsonl` of one folder. One writer at a time."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, on_failure: Callable[[OSError], None] | None = None) -> None:
+        """`on_failure` is told of an entry that could not be written, before the error is raised."""
+        self._on_failure = on_failure
         self.folder = folder
         self.name = name
         folder.mkdir(parents=True, exist_ok=True)
@@ -29,9 +32,22 @@ class Journal:
         return sorted(self.folder.glob(f"{self.name}-[0-9]*.jsonl"))
 
     def append(self, *entries: dict[str, Any]) -> None:
-        """Write the entries and return when they are on disk."""
-        self._file.write(b"".join(json.dumps(entry, separators=(",", ":")).encode() + b"\n" for entry in entries))
-        os.fsync(self._file.fileno())
+        """Write the entries and return when they are on disk.
+
+        Raises OSError (a full disk, say) after cutting what was half written. Whoever acted on the entries must then stop: what it holds in
+        memory is ahead of what a restart will find.
+        """
+        data = b"".join(json.dumps(entry, separators=(",", ":")).encode() + b"\n" for entry in entries)
+        durable = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, f"{self._path()}: only a part could be written")
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), durable)
+            if self._on_failure is not None:
+                self._on_failure(error)
+            raise
 
     def next_file(self) -> Path:
         """Close the current file and begin the next; returns the closed one, which never changes again."""

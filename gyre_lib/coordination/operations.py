@@ -224,6 +224,7 @@ class Operations:
         self._c.table.published_version = version
         for cell in sorted({engine.cell for engine in engines if engine.engine_id not in failed}):
             await self._c.engine_up(cell, version)
+            await self._c.apply(ev.EngineReady(cell))
         for engine in engines:
             if engine.engine_id in failed:
                 await self._c.engine_down(engine.cell, f"publication failed: {failed[engine.engine_id]}")

@@ -9,6 +9,8 @@ import httpx
 
 from gyre_lib.coordination.routing_table import RoutingTable
 
+WHOLE_TABLE_TRIES = 3
+
 
 @dataclass(frozen=True)
 class Proxy:
@@ -47,8 +49,7 @@ class Proxies:
     async def push(self) -> int:
         """Send the table's changes to all proxies; returns the version that all of them have acknowledged.
 
-        A proxy that is gone is left out: when it comes back it registers again and gets the full table. Raises httpx.HTTPError for one
-        that does not answer.
+        A proxy that is gone is left out: when it comes back it registers again and gets the full table.
         """
         async with self._push:
             if not self._proxies:
@@ -58,12 +59,23 @@ class Proxies:
                 *(self._post(proxy, "/control/table", delta) for proxy in self._proxies.values()), return_exceptions=True
             )
             for proxy, answer in zip(list(self._proxies.values()), answers, strict=True):
-                if isinstance(answer, httpx.ConnectError):
-                    # Its requests died with it. One that is merely slow may still use the old table: that is an error.
-                    del self._proxies[proxy.proxy_id]
+                if isinstance(answer, httpx.HTTPError):
+                    await self._push_whole(proxy)
                 elif isinstance(answer, BaseException):
                     raise answer
             return delta["version"]
+
+    async def _push_whole(self, proxy: Proxy) -> None:
+        """A proxy that missed a change gets everything. One that is gone, or stays silent, is left out until it registers again."""
+        for _ in range(WHOLE_TABLE_TRIES):
+            try:
+                await self._post(proxy, "/control/table", self._table.full())
+                return
+            except httpx.ConnectError:
+                break
+            except httpx.HTTPError:
+                await asyncio.sleep(1.0)
+        del self._proxies[proxy.proxy_id]
 
     async def in_flight(self, engine_ids: set[str]) -> int:
         """Requests that proxies still have on these engines."""

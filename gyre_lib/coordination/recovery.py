@@ -64,13 +64,15 @@ class Recovery:
             case "benchmark":
                 execution = Execution(fact["execution"], fact["group"], fact["task_path"], fact["task_id"], fact["version"])
                 self._c.buffer.add_benchmark_execution(execution)
-                self._c.buffer.launch(fact["execution"], fact["now"], self._c.config.rollout.overall_budget_s)
+                self._c.buffer.launch(fact["execution"], fact["now"])
+            case "rank":
+                self._c.rank_pids.setdefault(fact["cell"], {})[fact["shard"]] = fact["pid"]
             case "engine":
                 self._c.table.set_engine(Engine(**fact["engine"]))
             case "proxy":
                 self._c.known_proxies[fact["proxy_id"]] = Proxy(fact["proxy_id"], fact["url"], fact["control_url"], fact["uds"])
             case "claimed":
-                self._c.buffer.claim(fact["execution"], fact["worker"], fact["now"])
+                self._c.buffer.claim(fact["execution"], fact["worker"], fact["now"], self._c.config.rollout.overall_budget_s)
                 self._c.workers.setdefault(fact["worker"], Worker(fact["worker"], time.time(), set()))
             case "ended":
                 self._c.buffer.end(fact["execution"], fact["now"], fact["outcome"], fact["detail"], fact["artifact"])
@@ -84,7 +86,7 @@ class Recovery:
         self._c.table.published_version = self._c.scheduler.published_version
         for group_id in list(self._c.buffer.groups):
             self._c.buffer.settled_group(group_id, time.time())
-        self._c.batches.restore_statuses()
+        await self._c.batches.restore_statuses()
         for execution in self._c.buffer.executions.values():
             if execution.reached("launched") and not execution.reached("ended"):
                 self._c.open_route(execution)

@@ -260,7 +260,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
 
     @app.post("/cells/{cell}/ready")
     async def rank_hello(cell: int, body: RankHello) -> dict[str, Any]:
-        if await c.cell_up(cell, body.shard):
+        if await c.cell_up(cell, body.shard, body.pid):
             c.spawn(reestablish.cells())
         return {}
 

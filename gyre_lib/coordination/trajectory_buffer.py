@@ -84,18 +84,20 @@ class TrajectoryBuffer:
         execution.train = False
         self.executions[execution.execution_id] = execution
 
-    def launch(self, execution_id: str, now: float, overall_budget_s: float) -> bool:
+    def launch(self, execution_id: str, now: float) -> bool:
         execution = self.executions[execution_id]
         if execution.reached("launched"):
             return False
-        execution.stage, execution.launched_s, execution.deadline_s = "launched", now, now + overall_budget_s
+        execution.stage, execution.launched_s = "launched", now
         return True
 
-    def claim(self, execution_id: str, worker_id: str, now: float) -> bool:
+    def claim(self, execution_id: str, worker_id: str, now: float, overall_budget_s: float) -> bool:
+        """A worker runs it from now on, and its overall budget begins: waiting for a worker's slot is not the execution's time."""
         execution = self.executions[execution_id]
         if execution.reached("claimed"):
             return False
-        execution.stage, execution.worker_id, execution.claimed_s = "claimed", worker_id, now
+        execution.stage, execution.worker_id = "claimed", worker_id
+        execution.claimed_s, execution.deadline_s = now, now + overall_budget_s
         return True
 
     def end(self, execution_id: str, now: float, outcome: str, detail: str, artifact_ref: str) -> bool:

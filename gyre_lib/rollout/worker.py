@@ -80,7 +80,13 @@ class Worker:
         while not self.stopping.wait(HEARTBEAT_S):
             with self._lock:
                 running = list(self._running)
-            for execution_id in self._client.heartbeat(self._worker_id, running):
+            try:
+                cancel = self._client.heartbeat(self._worker_id, running)
+            except Exception:
+                # The next one may get through; without heartbeats a healthy worker would be taken for dead.
+                log.exception("heartbeat")
+                continue
+            for execution_id in cancel:
                 with self._lock:
                     cancelled = self._running.get(execution_id)
                 if cancelled is not None:

@@ -15,16 +15,16 @@ def buffer():
 
 def run_to_the_end(buffer, number, outcome="Completed"):
     execution_id = f"g00001-{number:02d}"
-    assert buffer.launch(execution_id, 1.0, 100.0)
-    assert buffer.claim(execution_id, "w", 1.0)
+    assert buffer.launch(execution_id, 1.0)
+    assert buffer.claim(execution_id, "w", 1.0, 100.0)
     assert buffer.end(execution_id, 2.0, outcome, "", execution_id)
     return execution_id
 
 
 def test_every_step_is_taken_once(buffer):
     execution_id = run_to_the_end(buffer, 0)
-    assert not buffer.launch(execution_id, 3.0, 100.0)
-    assert not buffer.claim(execution_id, "other", 1.0)
+    assert not buffer.launch(execution_id, 3.0)
+    assert not buffer.claim(execution_id, "other", 1.0, 100.0)
     assert not buffer.end(execution_id, 3.0, "HarnessTimeout", "", "")
     assert buffer.executions[execution_id].outcome == "Completed"
     assert buffer.settle(execution_id, 3.0, 1.0, "valid")
