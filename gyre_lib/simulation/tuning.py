@@ -19,7 +19,7 @@ from gyre_lib.simulation.methods import Method, method
 from gyre_lib.simulation.runs import Summary, estimate, ratio, run_methods
 from gyre_lib.simulation.workload import Workload
 
-ELASTIC_PLUS = {"spread_reroutes": True, "supply_groups": 1, "supply_hold_s": 0.0}
+ELASTIC_PLUS: dict[str, Any] = {"spread_reroutes": True, "supply_groups": 1, "supply_hold_s": 0.0}
 FAMILIES = ("async", "colocate", "elastic", "elastic+")
 HEADROOMS = (100, 110, 120, 135)
 MOST_STEPS_PER_BURST = 4
