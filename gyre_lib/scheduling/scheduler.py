@@ -26,7 +26,7 @@ Invariants (numbered; the property tests assert each after every event):
     capacity left beside training covers it (else it might never run while its burst waits for it), at most `requeue_limit` times in a row.
 10. Oversampling: when a group is ready (or lost) its unfinished executions are cancelled; those still queued end at once and never launch.
 11. A lost satellite leaves the prefix with every later cell, and none of them joins again in this burst. The lost cell itself is out of
-    service until InRollout.
+    service until InRollout. A satellite that failed to join is not asked again in this burst, nor is any later cell.
 12. Staleness: both identities of `staleness.py` hold exactly.
 13. Progress: if executions end, groups settle, transitions finish and timers fire, every burst ends. With at least one slot while no cell
     trains, w falls to 0 and makes every join possible; `settings.py` refuses runs without a slot.
@@ -468,6 +468,8 @@ class Scheduler:
         self._joining_late = False
         self.roles[event.cell] = TO_ROLLOUT
         self._returning += 1
+        if event.cell > 0:
+            self._prefix_limit = min(self._prefix_limit, event.cell)
         self._supply.reset()
 
     def _in_rollout(self, event: InRollout, actions: list[Action]) -> None:

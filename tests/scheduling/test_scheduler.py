@@ -159,14 +159,15 @@ def test_late_joiner_returns_and_publication_waits_for_it():
     assert tell(scheduler, InRollout(1)) == [Publish(1)]
 
 
-def test_no_cell_joins_while_another_returns():
+def test_satellite_that_failed_to_join_is_not_asked_again_in_this_burst():
     scheduler = started()
     finish(scheduler, 1, 2, 3)
     tell(scheduler, InTraining(0))
     assert scheduler.roles[1] == "to_training"
     assert tell(scheduler, TransitionFailed(1)) == []
     assert finish(scheduler, 4) == []
-    assert tell(scheduler, InRollout(1)) == [ToTraining(1, (2,))]
+    assert tell(scheduler, InRollout(1)) == []
+    assert scheduler.roles == ["training", "rollout", "rollout"]
 
 
 def test_lost_satellite_takes_later_cells_with_it_for_this_burst():
