@@ -209,6 +209,8 @@ class AdversarialWorld:
                     event = TransitionFailed(cell)
                     self._roles[cell] = "to_rollout"
                     self._pending.append(InRollout(cell))
+                    if cell > 0:
+                        self._barred = min(self._barred, cell)
                 else:
                     self._roles[cell] = "training"
                 self._reset_supply()

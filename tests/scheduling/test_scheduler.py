@@ -159,6 +159,18 @@ def test_late_joiner_returns_and_publication_waits_for_it():
     assert tell(scheduler, InRollout(1)) == [Publish(1)]
 
 
+def test_no_cell_joins_while_another_returns():
+    scheduler = started()
+    finish(scheduler, 1, 2, 3, 4)
+    tell(scheduler, InTraining(0))
+    assert scheduler.roles[1] == "to_training"
+    assign(scheduler, 1, 2)
+    tell(scheduler, BatchTrained(0), UpdateDone(0))
+    assert tell(scheduler, InTraining(1)) == [ToRollout(1)]
+    assert scheduler.ready == 2
+    assert tell(scheduler, InRollout(1)) == [ToTraining(1, (2,))]
+
+
 def test_satellite_that_failed_to_join_is_not_asked_again_in_this_burst():
     scheduler = started()
     finish(scheduler, 1, 2, 3)
