@@ -148,7 +148,7 @@ class RolloutConfig(Section):
     )
     overall_budget_s: Seconds = Field(300.0, title="Overall budget, s", description="Wall-clock limit of an execution with its evaluation.")
     worker_slots: Count = Field(8, title="Worker slots", description="Executions that one worker process runs at once.")
-    max_turns: Count = Field(8, title="Model calls per execution", description="The built-in harness stops after this many model calls.")
+    max_turns: Count = Field(8, title="Model calls per execution", description="A harness is stopped after this many model calls.")
     max_context_tokens: Count = Field(2048, title="Context window, tokens", description="Prompt and output together, of one model call.")
     max_output_tokens: Count = Field(256, title="Output limit, tokens", description="Most tokens that one model call generates.")
     temperature: float = Field(1.0, gt=0, title="Temperature", description="Sampling temperature; the trainer divides logits by it.")
@@ -207,9 +207,6 @@ class TrainingConfig(Section):
         600.0, title="Stage stall limit, s", description="A pipeline stage that waits longer for its neighbour fails."
     )
     seed: int = Field(0, title="Seed", description="Seed of admission draws and of task order.")
-    allow_truncated_sampling: bool = Field(
-        False, title="Allow truncated sampling", description="Accept top-p, top-k or penalties, which training cannot correct."
-    )
 
 
 class ModelConfig(Section):
@@ -231,7 +228,6 @@ class StorageConfig(Section):
 
     model_config = ConfigDict(title="Storage")
 
-    runs: str = Field("runs", title="Runs folder", description="Folder that holds one folder per run.")
     url: str = Field("", title="Segment store", description="fsspec URL for sealed segments (s3://…); empty: the run's folder.")
     segment_mib: Count = Field(64, title="Segment size, MiB", description="An open segment is sealed at this size.")
 

@@ -58,7 +58,7 @@ def prepare_run(config: RunConfig, runs: Path) -> RunLayout:
     check_config(config)
     layout = RunLayout(runs / config.name)
     if len(str(layout.sockets / "proxy-0.sock")) > MAX_SOCKET_PATH:
-        raise InputError(f"storage.runs: {runs} is too long a path: sockets in it would exceed {MAX_SOCKET_PATH} bytes")
+        raise InputError(f"GYRE_RUNS: {runs} is too long a path: sockets in it would exceed {MAX_SOCKET_PATH} bytes")
     if layout.config.exists():
         _refuse_other_config(load_config(layout.config), config, layout)
         return layout
