@@ -198,6 +198,11 @@ class TrainingConfig(Section):
         5, title="Trajectories per execution (J_max)", description="Most admitted trajectories; empty for no limit."
     )
     row_tokens: Count = Field(4096, title="Token budget of a row", description="Most tokens of one packed row (one microbatch).")
+    lookahead: Count = Field(
+        16,
+        title="Packing lookahead, micro-steps",
+        description="Rows kept buffered before another ready group is taken; fewer leave more groups ready, which is what lets satellites join.",
+    )
     lease_s: Seconds = Field(
         120.0,
         title="Micro-step lease, s",

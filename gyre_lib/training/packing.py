@@ -97,6 +97,7 @@ class PackingSettings:
             lease_s=training.lease_s,
             row_limit_tokens=max(4 * training.row_tokens, config.rollout.max_context_tokens),
             advantage_std=training.advantage_std,
+            lookahead=training.lookahead,
         )
 
     @property

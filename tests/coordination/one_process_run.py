@@ -8,6 +8,7 @@ import asyncio
 import random
 import uuid
 
+from gyre_lib.coordination.command_queue import CellFailed
 from gyre_lib.coordination.coordinator import Coordinator
 from gyre_lib.coordination.operations import Operations
 from gyre_lib.coordination.recovery import Recovery
@@ -54,7 +55,7 @@ class OneProcessRun:
         self.coordinator = Coordinator(self.layout, self.config, "secret")
         self.coordinator.proxies = Proxies(self.recorded)
         operations = Operations(self.coordinator)
-        reestablish = Reestablish(self.coordinator, operations)
+        self.reestablish = reestablish = Reestablish(self.coordinator, operations)
         await Recovery(self.coordinator).restore()
         await self._workers_of_the_last_life_are_gone()
         ranks = [asyncio.create_task(self._rank(cell)) for cell in range(self.config.cells.count)]
@@ -164,9 +165,12 @@ class OneProcessRun:
             await self._pause(0.02)
             assessment = {"score": float(self.random.random() < 0.5), "validity": "valid", "started_s": 0.0, "ended_s": 0.0}
             await self.coordinator.assessed(entry.arguments["execution_id"], assessment)
-        else:
-            while await operations.perform(entry, 5.0) is None:
-                pass
+            return
+        while not entry.done:
+            try:
+                await operations.perform(entry, 5.0)
+            except CellFailed:
+                await self._pause(0.05)
 
 
 def _record(run_id, execution_id):

@@ -60,3 +60,17 @@ def test_killed_writer_keeps_every_acknowledged_entry(tmp_path):
     entries = [entry["seq"] for entry in Journal(tmp_path, "burst").entries()]
     assert entries == list(range(len(entries)))
     assert len(entries) > acknowledged
+
+
+def test_full_disk_is_refused_loudly_and_leaves_whole_lines(tmp_path):
+    program = (
+        "import resource, signal\nfrom pathlib import Path\nfrom gyre_lib.coordination.journal import Journal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        f"told = []\njournal = Journal(Path({str(tmp_path)!r}), 'burst', on_failure=told.append)\n"
+        "written = 0\ntry:\n    while True:\n        journal.append({'seq': written})\n        written += 1\n"
+        "except OSError:\n    assert len(told) == 1\n    print(written)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    entries = [entry["seq"] for entry in Journal(tmp_path, "burst").entries()]
+    assert entries == list(range(int(done.stdout)))
+    assert entries

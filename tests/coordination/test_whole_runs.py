@@ -87,3 +87,33 @@ def test_run_with_crashes_at_random_moments_ends_the_same(layout, seed):
 
     asyncio.run(scenario())
     check(layout)
+
+
+class SatelliteThatDiesInTheUpdate(OneProcessRun):
+    """Cell 1 is killed once, when it has done its work and is asked to reduce."""
+
+    died = False
+
+    async def _execute(self, cell, command):
+        if command["kind"] == "update" and cell == 1 and not self.died:
+            self.died = True
+            self._tasks.append(asyncio.create_task(self._die()))
+            await asyncio.sleep(3600)
+        return await super()._execute(cell, command)
+
+    async def _die(self):
+        self.coordinator.memory_released.discard(1)
+        await self.coordinator.cell_down(1, "killed")
+        await self.reestablish.lost_satellite(1)
+
+
+def test_satellite_killed_between_its_work_and_the_update_leaves_the_step_whole(layout):
+    async def scenario():
+        run = SatelliteThatDiesInTheUpdate(layout, config(), seed=0)
+        await run.start()
+        await run.until_done(60)
+        await run.crash()
+        assert run.died, "cell 1 joined no batch"
+
+    asyncio.run(scenario())
+    check(layout)

@@ -21,7 +21,7 @@ from gyre_lib.coordination.run_services import prepare_run, start_services, stop
 OVERRIDES = [
     "name=short",
     "scheduling.bursts=2",
-    "scheduling.groups_per_batch=2",
+    "scheduling.groups_per_batch=4",
     "scheduling.executions_per_group=4",
     "scheduling.supply_hold_s=0.1",
     "cells.count=2",
@@ -29,6 +29,8 @@ OVERRIDES = [
     "cells.standalone_engines=1",
     "cells.standalone_capacity=8",
     "rollout.worker_slots=4",
+    "training.row_tokens=512",
+    "training.lookahead=1",
     "evaluation.heldout_samples=1",
 ]
 

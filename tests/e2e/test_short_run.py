@@ -14,7 +14,7 @@ from gyre_lib.trajectories.store import connect
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-BURSTS, STEPS, GROUPS, EXECUTIONS, EXTRA_GROUPS = 2, 4, 2, 4, 1
+BURSTS, STEPS, GROUPS, EXECUTIONS, EXTRA_GROUPS = 2, 4, 4, 4, 2
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_bursts_are_flows_with_one_task_run_per_action(short_run):
     for run in bursts:
         tasks = httpx.post(f"{short_run.api_url}/task_runs/filter", json={"flow_runs": {"id": {"any_": [run["id"]]}}}).json()
         names |= {task["name"] for task in tasks}
-    for wanted in ("dispatch 5 groups at version 0", "train step 0", "cell 0 to training", "cell 1 to training", "publish version 2"):
+    for wanted in ("dispatch 10 groups at version 0", "train step 0", "cell 0 to training", "cell 1 to training", "publish version 2"):
         assert wanted in names
     assert any(name.startswith("roll out group g0000") for name in names)
     assert any(name.startswith("evaluate g0000") for name in names)
