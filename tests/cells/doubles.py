@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,7 +15,7 @@ from gyre_lib.training.micro_steps import Closed, MicroStep, to_arrow
 from gyre_lib.training.packing import PackingBuffer
 
 
-class _Server:
+class _Server(ABC):
     """An HTTP server on 127.0.0.1 whose requests are answered by `self.answer(method, path, query, body) -> (status, headers, bytes)`."""
 
     def __init__(self, port: int = 0) -> None:
@@ -54,8 +55,9 @@ class _Server:
         self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 
+    @abstractmethod
     def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        raise NotImplementedError
+        """Status, headers and body."""
 
     def stop(self) -> None:
         """As if the process had died: open connections break."""
