@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gyre_lib.commands.output import print_rows
+from gyre_lib.rollout.harnesses.mini_swe_agent import INSTALL as MINI_SWE_AGENT
 
 GIB = 2**30
 DEMO_MEMORY_GIB = 12
@@ -110,5 +111,5 @@ CHECKS: tuple[Callable[[], dict[str, Any]], ...] = (
     _cuda,
     _program("docker", "rollout.sandbox=docker", "install Docker and let this user use it"),
     _program("claude", "rollout.harness=claude-code", "npm install -g @anthropic-ai/claude-code@2.1.220"),
-    _program("mini", "rollout.harness=mini-swe-agent", "pip install mini-swe-agent in an environment of its own, on PATH"),
+    _program("mini", "rollout.harness=mini-swe-agent", f"{MINI_SWE_AGENT} in an environment of its own, on PATH"),
 )

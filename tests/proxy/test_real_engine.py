@@ -4,6 +4,7 @@ import hashlib
 import json
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,33 +29,42 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def served(engine_fork_socket, free_port, tmp_path_factory):
-    """A real engine with the shipped policy, and a proxy whose table knows it under two names."""
+    with serving(MODEL, engine_fork_socket, free_port(), tmp_path_factory.mktemp("served")) as found:
+        yield found
+
+
+@contextmanager
+def serving(model, fork_socket, port, folder):
+    """A real engine with a policy, and a proxy whose table knows it under two names."""
     from gyre_lib.engines.launcher import EngineProcess
 
-    folder = tmp_path_factory.mktemp("served")
-    engine = EngineProcess("cell-0", MODEL, free_port(), folder / "engine.log", 8, fork_socket=engine_fork_socket)
+    engine = EngineProcess("cell-0", model, port, folder / "engine.log", 8, fork_socket=fork_socket)
     engine.start()
-    engine.wait_ready()
-    proxy = ProxyProcess(folder / "run", MODEL, "auto")
-    rows = [{"engine_id": name, "url": engine.url, "serving": True, "weight_version": 0} for name in ("cell-0", "cell-1")]
+    proxy = None
+    try:
+        engine.wait_ready()
+        proxy = ProxyProcess(folder / "run", model, "auto")
+        rows = [{"engine_id": name, "url": engine.url, "serving": True, "weight_version": 0} for name in ("cell-0", "cell-1")]
 
-    def execution(name, engine_id="cell-0"):
-        row = {
-            "execution_id": name,
-            "token_sha256": hashlib.sha256(name.encode()).hexdigest(),
-            "engine_id": engine_id,
-            "max_context_tokens": 2048,
-            "max_output_tokens": 96,
-            "temperature": 1.0,
-            "train": True,
-        }
-        proxy.push(rows, [row])
+        def execution(name, engine_id="cell-0"):
+            row = {
+                "execution_id": name,
+                "token_sha256": hashlib.sha256(name.encode()).hexdigest(),
+                "engine_id": engine_id,
+                "max_context_tokens": 2048,
+                "max_output_tokens": 96,
+                "temperature": 1.0,
+                "train": True,
+            }
+            proxy.push(rows, [row])
 
-    yield SimpleNamespace(
-        engine=engine, proxy=proxy, execution=execution, records=lambda name: read_execution(RunLayout(proxy.run_dir), name)
-    )
-    proxy.stop()
-    engine.stop()
+        yield SimpleNamespace(
+            engine=engine, proxy=proxy, execution=execution, records=lambda name: read_execution(RunLayout(proxy.run_dir), name)
+        )
+    finally:
+        if proxy is not None:
+            proxy.stop()
+        engine.stop()
 
 
 def scored(engine, ids):

@@ -8,7 +8,8 @@ from pathlib import Path
 from gyre_lib.config.errors import InputError
 from gyre_lib.rollout.harnesses.protocol import BASE_URL, HarnessCommand, HarnessEnd, HarnessSettings
 
-INSTALL = "pip install mini-swe-agent"
+INSTALL = "pip install mini-swe-agent==2.4.6 litellm==1.80.0"
+"""LiteLLM by its version, never the newest: 1.82.7, 1.82.8 and 1.107.0 were malicious releases."""
 
 
 class MiniSweAgent:
