@@ -2,7 +2,8 @@
 
 `python -m gyre_lib.coordination.supervisor --run-dir DIR`. What dies is started again: the coordinator replays its journal, a proxy rebuilds
 its trees, an engine comes back with the published weights. Ranks of one run share communication groups, so a lost core means new ranks
-for all cells (they resume from the last committed step); a lost satellite leaves the others training.
+for all cells (they resume from the last committed step). A lost satellite leaves the others training; once no cell trains, all ranks start
+again, so that it can join the next batches.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +29,13 @@ from gyre_lib.config.run_config import RunConfig, load_config
 from gyre_lib.coordination.client import CoordinatorAddress, CoordinatorClient
 from gyre_lib.coordination.services_file import ServiceProcess, Services
 from gyre_lib.engines.launcher import EngineDied, EngineProcess, free_port, start_fork_server, wait_fork_server
+from gyre_lib.scheduling.scheduler import ROLLOUT
 
 WATCH_S = 0.5
 STOP_GRACE_S = 10.0
 MAX_RESTARTS = 20
+MAX_RETURNS = 3
+"""How often a cell whose ranks died as a satellite's is given new ones: where it always dies, the others should not be disturbed for it."""
 log = logging.getLogger("gyre.supervisor")
 
 
@@ -61,6 +66,8 @@ class Supervisor:
         self.stopping = threading.Event()
         self.given_up = ""
         self.rank_restarts = 0
+        self.lost_satellites: set[int] = set()
+        self.satellite_returns: Counter[int] = Counter()
         self._files = threading.Lock()
         me = psutil.Process()
         self.services = Services(me.pid, me.create_time(), coordinator_url=self.url, secret=self.secret)
@@ -200,6 +207,8 @@ class Supervisor:
                 self._restart(child)
         if ranks:
             self._ranks_died(ranks)
+        elif self.lost_satellites and self._no_cell_trains():
+            self._bring_satellites_back()
         for engine_id, engine in list(self.engines.items()):
             if not engine.alive():
                 self._engine_died(engine_id)
@@ -221,16 +230,32 @@ class Supervisor:
             for cell in cells:
                 for name in [name for name in self.children if name.startswith(f"rank-{cell}-")]:
                     del self.children[name]
+            log.warning("ranks of cells %s died: their engines serve on, the others train on", cells)
+            self.lost_satellites.update(cell for cell in cells if self.satellite_returns[cell] < MAX_RETURNS)
             self._write()
             return
         self.rank_restarts += 1
         if self.rank_restarts > MAX_RESTARTS:
             raise RuntimeError(f"the core's ranks ended {self.rank_restarts} times; see {self.layout.logs / ranks[0].name}.log")
         log.warning("the core's ranks died: all ranks start again from the last committed step")
+        self._restart_ranks("the core died")
+
+    def _restart_ranks(self, reason: str) -> None:
         self._stop_children([child for child in self.children.values() if child.name.startswith("rank-")])
-        for cell in range(1, self.config.cells.count):
-            self.client.cell_down(cell, "the core died")
+        for cell in range(self.config.cells.count):
+            self.client.cell_down(cell, reason)
+        self.lost_satellites.clear()
         self._start_ranks()
+
+    def _no_cell_trains(self) -> bool:
+        state = self.client.state()
+        return set(state["roles"]) == {ROLLOUT} and not state["run_done"]
+
+    def _bring_satellites_back(self) -> None:
+        cells = sorted(self.lost_satellites)
+        self.satellite_returns.update(cells)
+        log.info("no cell trains: all ranks start again, among them those of cells %s", cells)
+        self._restart_ranks("its ranks start again")
 
     def _engine_died(self, engine_id: str) -> None:
         self.engine_restarts[engine_id] = self.engine_restarts.get(engine_id, 0) + 1

@@ -54,7 +54,7 @@ def test_run_survives_the_death_of_every_kind_of_process(tmp_path):
         output, _ = flow.communicate(timeout=500)
         assert flow.returncode == 0, output[-4000:]
         _check(layout)
-        assert set(killed) >= {"coordinator", "proxy-0", "worker-0", "rank-0-0"}
+        assert set(killed) >= {"coordinator", "proxy-0", "worker-0", "rank-1-0", "rank-0-0"}
     finally:
         stop_services(layout)
         stop_platform(tmp_path)
