@@ -5,6 +5,7 @@ that is still going on, or gets the result of the one that is done. Every phase 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,9 +15,11 @@ from gyre_lib.coordination.coordinator import Coordinator
 from gyre_lib.coordination.feed import Entry
 from gyre_lib.coordination.routing_table import Engine
 from gyre_lib.scheduling import events as ev
-from gyre_lib.scheduling.scheduler import BATCH
+from gyre_lib.scheduling.scheduler import BATCH, TO_ROLLOUT, TO_TRAINING, TRAINING
 
 IN_FLIGHT_POLL_S = 0.05
+RETRY_S = 1.0
+log = logging.getLogger("gyre.coordinator")
 Phases = dict[str, float]
 
 
@@ -122,6 +125,12 @@ class Operations:
         cell = entry.arguments["cell"]
         transition = Transition(self._c, entry, cell, "to_training")
         await self.cells_settled.wait()
+        # Performed again after a restart, it may have come further than its result: what the scheduler was told is not to be undone.
+        role = self._c.scheduler.roles[cell]
+        if role == TO_ROLLOUT and not self._is_recalled(cell):
+            return await self._walk_back(cell, transition)
+        if role not in (TO_TRAINING, TRAINING):
+            return transition.result("superseded")
         try:
             await self._vacate(cell, transition)
             # Where the joining window has closed meanwhile, it would pull weights only to give them back.
@@ -131,9 +140,7 @@ class Operations:
         except CellFailed as error:
             transition.record("failed", str(error))
             await self._c.apply(ev.TransitionFailed(cell))
-            await self._restore(cell, transition)
-            await self._c.apply(ev.InRollout(cell))
-            return transition.result("failed")
+            return await self._walk_back(cell, transition)
         outcome = "late" if late else "done"
         transition.record(outcome)
         # It may have left this batch before (as a late joiner, or as the core at the end of the last burst): what it held then is back.
@@ -144,6 +151,16 @@ class Operations:
             await self._c.commands.send(cell, f"train-{step}-{cell}-{self._c.generation(cell)}", "train", step=step)
         await self._c.batches.check_trained()
         return transition.result(outcome)
+
+    def _is_recalled(self, cell: int) -> bool:
+        """A ToRollout stands for the cell's way back."""
+        return any(entry.kind == "ToRollout" and entry.arguments["cell"] == cell for entry in self._c.feed.pending())
+
+    async def _walk_back(self, cell: int, transition: "Transition") -> dict[str, Any]:
+        """After a failure that the scheduler knows: the cell serves again."""
+        await self._restore(cell, transition)
+        await self._c.apply(ev.InRollout(cell))
+        return transition.result("failed")
 
     async def _vacate(self, cell: int, transition: "Transition") -> None:
         """Take the cell out of the table, move its executions, and wait until no request is left on it."""
@@ -199,10 +216,7 @@ class Operations:
         """Give the engines their memory back. They serve if they hold the published version; else they wait for the publication."""
         published = self._c.table.published_version
         versions = {engine.weight_version for engine in self._c.table.engines_of(cell)}
-        if not self._c.commands.is_down(cell):
-            report = await self._c.commands.run(
-                cell, f"leave-{transition.entry.entry_id}", "leave", version=published, engines=self._c.engine_addresses(cell)
-            )
+        if report := await self._left(cell, transition.entry.entry_id, published):
             self._c.memory_released.discard(cell)
             transition.add(report["phases"])
             versions = set(report["result"]["versions"].values())
@@ -210,6 +224,19 @@ class Operations:
             with transition.phase("serve"):
                 await self._c.engine_up(cell, published)
         transition.weight_version = published
+
+    async def _left(self, cell: int, entry_id: str, published: int) -> dict[str, Any] | None:
+        """The report of the cell's leaving; None when its ranks are down. An engine that died meanwhile is waited for: its supervisor
+        restarts it."""
+        while not self._c.commands.is_down(cell):
+            try:
+                return await self._c.commands.run(
+                    cell, f"leave-{entry_id}", "leave", version=published, engines=self._c.engine_addresses(cell)
+                )
+            except CellFailed as error:
+                log.warning("cell %d cannot leave training yet: %s", cell, error)
+                await asyncio.sleep(RETRY_S)
+        return None
 
     # -- publication
 

@@ -71,12 +71,21 @@ class Reestablish:
         """The ranks of a training satellite are gone; its engines take the memory back and serve again."""
         if cell == 0 or self._c.scheduler.roles[cell] != LOST:
             return
+        alive = True
         if cell in self._c.memory_released:
-            for engine in self._c.table.engines_of(cell):
-                await asyncio.to_thread(EngineControl(engine.url).resume_memory)
             self._c.memory_released.discard(cell)
-        await self._c.engine_up(cell, self._c.table.published_version)
+            try:
+                for engine in self._c.table.engines_of(cell):
+                    await asyncio.to_thread(EngineControl(engine.url).resume_memory)
+            except EngineError as error:
+                # The whole node may be gone. Its supervisor says when a new engine is up, which has its memory.
+                log.warning("cell %d: its engines are gone with its ranks: %s", cell, error)
+                alive = False
+        if alive:
+            await self._c.engine_up(cell, self._c.table.published_version)
         await self._c.apply(ev.InRollout(cell))
+        if not alive:
+            await self._c.apply(ev.EngineLost(cell))
 
     async def _train_again(self) -> None:
         """Put the training cells where the step began, whatever they did of it since: the core at the step's weights (from its checkpoint

@@ -14,6 +14,7 @@ from gyre_lib.coordination.operations import Operations
 from gyre_lib.coordination.recovery import Recovery
 from gyre_lib.coordination.reestablish import Reestablish
 from gyre_lib.coordination.routing_table import Engine
+from gyre_lib.engines.control import EngineError
 from gyre_lib.scheduling import events as ev
 from gyre_lib.training.micro_steps import Closed, MicroStep
 from gyre_lib.trajectories.segments import SegmentWriter
@@ -103,15 +104,11 @@ class OneProcessRun:
         while True:
             for command in await self.coordinator.commands.after(cell, last, 5.0):
                 last = command["seq"]
-                result = await self._execute(cell, command)
-                report = {
-                    "shard": 0,
-                    "command_id": command["id"],
-                    "ok": True,
-                    "error": "",
-                    "phases": {command["kind"]: 0.0},
-                    "result": result,
-                }
+                report = {"shard": 0, "command_id": command["id"], "ok": True, "error": "", "phases": {command["kind"]: 0.0}, "result": {}}
+                try:
+                    report["result"] = await self._execute(cell, command)
+                except EngineError as error:
+                    report |= {"ok": False, "error": str(error)}
                 await self.coordinator.commands.report(cell, report)
 
     async def _execute(self, cell, command):

@@ -11,6 +11,7 @@ from gyre_lib.config.layout import RunLayout
 from gyre_lib.config.run_config import load_config
 from gyre_lib.coordination.journal import read_entries
 from gyre_lib.coordination.run_figures import run_figures
+from gyre_lib.engines.control import EngineError
 from gyre_lib.trajectories.store import connect
 
 OVERRIDES = ["scheduling.bursts=3", "scheduling.groups_per_batch=2", "scheduling.executions_per_group=4", "scheduling.supply_hold_s=0.01",
@@ -114,6 +115,40 @@ def test_satellite_killed_between_its_work_and_the_update_leaves_the_step_whole(
         await run.until_done(60)
         await run.crash()
         assert run.died, "cell 1 joined no batch"
+
+    asyncio.run(scenario())
+    check(layout)
+
+
+class EngineThatDiesInTheStepIn(OneProcessRun):
+    """The core's engine is gone when its memory is asked for, and not back yet when the cell is to serve again."""
+
+    absent = 3
+
+    async def _execute(self, cell, command):
+        if cell == 0 and command["kind"] in ("join", "leave") and self.absent:
+            self.absent -= 1
+            raise EngineError("connection refused")
+        return await super()._execute(cell, command)
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_engine_that_dies_in_the_step_in_comes_back_and_the_core_steps_in_again(layout, monkeypatch, crashed):
+    monkeypatch.setattr("gyre_lib.coordination.operations.RETRY_S", 0.02)
+
+    async def scenario():
+        run = EngineThatDiesInTheStepIn(layout, config(), seed=0)
+        await run.start()
+        if crashed:
+            async with asyncio.timeout(30):
+                while run.absent > 1:
+                    await asyncio.sleep(0.001)
+            assert run.coordinator.scheduler.roles[0] == "to_rollout"
+            await run.crash()
+            await run.start()
+        await run.until_done(60)
+        await run.crash()
+        assert run.absent == 0
 
     asyncio.run(scenario())
     check(layout)
