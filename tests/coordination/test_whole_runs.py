@@ -123,7 +123,7 @@ def test_satellite_killed_between_its_work_and_the_update_leaves_the_step_whole(
 class EngineThatDiesInTheStepIn(OneProcessRun):
     """The core's engine is gone when its memory is asked for, and not back yet when the cell is to serve again."""
 
-    absent = 3
+    absent = 2
 
     async def _execute(self, cell, command):
         if cell == 0 and command["kind"] in ("join", "leave") and self.absent:
@@ -134,14 +134,14 @@ class EngineThatDiesInTheStepIn(OneProcessRun):
 
 @pytest.mark.parametrize("crashed", [False, True])
 def test_engine_that_dies_in_the_step_in_comes_back_and_the_core_steps_in_again(layout, monkeypatch, crashed):
-    monkeypatch.setattr("gyre_lib.coordination.operations.RETRY_S", 0.02)
+    monkeypatch.setattr("gyre_lib.coordination.operations.RETRY_S", 0.2)
 
     async def scenario():
         run = EngineThatDiesInTheStepIn(layout, config(), seed=0)
         await run.start()
         if crashed:
             async with asyncio.timeout(30):
-                while run.absent > 1:
+                while run.absent:
                     await asyncio.sleep(0.001)
             assert run.coordinator.scheduler.roles[0] == "to_rollout"
             await run.crash()
