@@ -431,8 +431,12 @@ class Coordinator:
         return self.scheduler.roles[cell] == TRAINING
 
     def generation(self, cell: int) -> str:
-        """Changes with every start of the coordinator and of the cell's ranks: commands of an earlier life are not taken for done."""
+        """Changes with every start of the coordinator and of the cell's ranks, and whenever a batch begins anew: commands of an earlier life
+        are not taken for done."""
         return f"{int(self.started_s)}.{self._starts.get(cell, 0)}"
+
+    def begin_generation(self, cell: int) -> None:
+        self._starts[cell] = self._starts.get(cell, 0) + 1
 
     async def cell_up(self, cell: int, shard: int, pid: int) -> bool:
         """A rank of the cell has started; True once all ranks of all cells have."""
@@ -441,7 +445,7 @@ class Coordinator:
         ranks = self.cells_ready.setdefault(cell, set())
         if shard in ranks or not ranks:
             await self.commands.up(cell)
-            self._starts[cell] = self._starts.get(cell, 0) + 1
+            self.begin_generation(cell)
             ranks.clear()
         ranks.add(shard)
         return all(len(self.cells_ready.get(c, ())) == self.config.cells.ranks_per_cell for c in range(self.settings.cells))
@@ -449,7 +453,7 @@ class Coordinator:
     async def cell_up_again(self, cell: int) -> None:
         """The ranks that were reported down are in fact new ones."""
         await self.commands.up(cell)
-        self._starts[cell] = self._starts.get(cell, 0) + 1
+        self.begin_generation(cell)
         self.cells_ready[cell] = set(range(self.config.cells.ranks_per_cell))
 
     async def cell_down(self, cell: int, reason: str) -> None:
@@ -473,7 +477,7 @@ class Coordinator:
         for cell in self.training_cells():
             self.batches.packing.hand_back(cell)
             self.batches.packing.readmit(cell)
-            self._starts[cell] = self._starts.get(cell, 0) + 1
+            self.begin_generation(cell)
             step = self.batches.step
             await self.commands.send(cell, f"train-{step}-{cell}-{self.generation(cell)}", "train", step=step)
 

@@ -89,6 +89,14 @@ class Operations:
     async def _update(self, entry: Entry) -> dict[str, Any]:
         step, cells, final = (entry.arguments[name] for name in ("step", "cells", "final"))
         await self.cells_settled.wait()
+        if self._c.scheduler.version > step:
+            # The update was journalled before a restart; only its result was lost.
+            return {"step": step, "cells": cells, "final": final}
+        # After a restart the batch is trained once more before its update.
+        while not (self._c.batches.packing.finished or entry.done):
+            await asyncio.sleep(IN_FLIGHT_POLL_S)
+        if entry.done:
+            return entry.result
         started_s, life = time.time(), self._c.generation(0)
         executions = self._c.batches.packing.executions
         reports = await asyncio.gather(

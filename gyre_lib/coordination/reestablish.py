@@ -56,15 +56,14 @@ class Reestablish:
 
     async def cells(self) -> None:
         """All ranks of all cells are new: satellites start over in rollout; a core that was training takes up its batch again."""
-        satellites = [cell for cell in self._c.training_cells() if cell > 0]
-        for cell in satellites:
+        core_trains = self._c.is_training(0)
+        if core_trains:
+            self._operations.cells_settled.clear()
+        for cell in [cell for cell in self._c.training_cells() if cell > 0]:
             await self._c.cell_down(cell, "its ranks were restarted")
             await self._c.cell_up_again(cell)
             await self.lost_satellite(cell)
-        if self._c.is_training(0):
-            self._operations.cells_settled.clear()
-            self._c.batches.packing.hand_back(0)
-            self._c.batches.packing.readmit(0)
+        if core_trains:
             await self._train_again()
 
     async def lost_satellite(self, cell: int) -> None:
@@ -99,6 +98,12 @@ class Reestablish:
                 await self._c.cell_down(cell, str(error))
                 await self.lost_satellite(cell)
         if step is not None:
+            # Only now no rank is in the train command of an earlier life any more: whatever that claimed or reported since counts for nothing.
+            for cell in self._c.training_cells():
+                self._c.batches.packing.hand_back(cell)
+                self._c.batches.packing.readmit(cell)
+                self._c.begin_generation(cell)
+            self._c.batches.train_again()
             await self._operations.train(step)
         self._operations.cells_settled.set()
 

@@ -2,8 +2,8 @@
 
 `python -m gyre_lib.coordination.supervisor --run-dir DIR`. What dies is started again: the coordinator replays its journal, a proxy rebuilds
 its trees, an engine comes back with the published weights. Ranks of one run share communication groups, so a lost core means new ranks
-for all cells (they resume from the last committed step). A lost satellite leaves the others training; once no cell trains, all ranks start
-again, so that it can join the next batches.
+for all cells (they resume from the last committed step). A lost satellite leaves the others training; when the next burst begins, all ranks
+start again, so that it can join the batches to come.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from gyre_lib.config.run_config import RunConfig, load_config
 from gyre_lib.coordination.client import CoordinatorAddress, CoordinatorClient
 from gyre_lib.coordination.services_file import ServiceProcess, Services
 from gyre_lib.engines.launcher import EngineDied, EngineProcess, free_port, start_fork_server, wait_fork_server
-from gyre_lib.scheduling.scheduler import ROLLOUT
+from gyre_lib.scheduling.scheduler import BATCH, ROLLOUT, TRAINING
 
 WATCH_S = 0.5
 STOP_GRACE_S = 10.0
@@ -66,7 +66,8 @@ class Supervisor:
         self.stopping = threading.Event()
         self.given_up = ""
         self.rank_restarts = 0
-        self.lost_satellites: set[int] = set()
+        self.lost_satellites: dict[int, int] = {}
+        """Cell: the burst in which its ranks died."""
         self.satellite_returns: Counter[int] = Counter()
         self._files = threading.Lock()
         me = psutil.Process()
@@ -207,7 +208,7 @@ class Supervisor:
                 self._restart(child)
         if ranks:
             self._ranks_died(ranks)
-        elif self.lost_satellites and self._no_cell_trains():
+        elif self.lost_satellites and self._satellites_may_return():
             self._bring_satellites_back()
         for engine_id, engine in list(self.engines.items()):
             if not engine.alive():
@@ -231,7 +232,8 @@ class Supervisor:
                 for name in [name for name in self.children if name.startswith(f"rank-{cell}-")]:
                     del self.children[name]
             log.warning("ranks of cells %s died: their engines serve on, the others train on", cells)
-            self.lost_satellites.update(cell for cell in cells if self.satellite_returns[cell] < MAX_RETURNS)
+            burst = int(self.client.state()["burst"])
+            self.lost_satellites |= {cell: burst for cell in cells if self.satellite_returns[cell] < MAX_RETURNS}
             self._write()
             return
         self.rank_restarts += 1
@@ -247,14 +249,18 @@ class Supervisor:
         self.lost_satellites.clear()
         self._start_ranks()
 
-    def _no_cell_trains(self) -> bool:
+    def _satellites_may_return(self) -> bool:
+        """While no cell trains, or at the beginning of a later burst: the core repeats at most what it has done of that burst's first batch."""
         state = self.client.state()
-        return set(state["roles"]) == {ROLLOUT} and not state["run_done"]
+        core, *satellites = state["roles"]
+        if state["run_done"] or any(role != ROLLOUT for role in satellites):
+            return False
+        return core == ROLLOUT or (core == TRAINING and state["phase"] == BATCH and state["burst"] > max(self.lost_satellites.values()))
 
     def _bring_satellites_back(self) -> None:
         cells = sorted(self.lost_satellites)
         self.satellite_returns.update(cells)
-        log.info("no cell trains: all ranks start again, among them those of cells %s", cells)
+        log.warning("all ranks start again, so that cells %s can train again", cells)
         self._restart_ranks("its ranks start again")
 
     def _engine_died(self, engine_id: str) -> None:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(900)]
 
 OVERRIDES = [
     "name=kills",
-    "scheduling.bursts=4",
+    "scheduling.bursts=6",
     "scheduling.groups_per_batch=2",
     "scheduling.executions_per_group=4",
     "scheduling.supply_hold_s=0.1",
@@ -34,7 +34,7 @@ OVERRIDES = [
     "cells.standalone_capacity=8",
     "rollout.worker_slots=4",
 ]
-VICTIMS = ("engine-cell-0", "coordinator", "proxy-0", "worker-0", "rank-1-0", "rank-0-0", "coordinator", "engine-standalone-0")
+VICTIMS = ("engine-cell-0", "coordinator", "proxy-0", "worker-0", "rank-0-0", "coordinator", "engine-standalone-0", "rank-1-0")
 
 
 def test_run_survives_the_death_of_every_kind_of_process(tmp_path):
@@ -55,6 +55,7 @@ def test_run_survives_the_death_of_every_kind_of_process(tmp_path):
         assert flow.returncode == 0, output[-4000:]
         _check(layout)
         assert set(killed) >= {"coordinator", "proxy-0", "worker-0", "rank-1-0", "rank-0-0"}
+        assert "so that cells [1] can train again" in (layout.logs / "supervisor.log").read_text()
     finally:
         stop_services(layout)
         stop_platform(tmp_path)
@@ -96,10 +97,10 @@ def _check(layout):
     figures = run_figures(layout)
     assert figures.scheduler["phase"] == "done"
     assert figures.scheduler["identity_ok"]
-    assert figures.scheduler["consumed_groups"] == 4 * 2 * 2
+    assert figures.scheduler["consumed_groups"] == 6 * 2 * 2
     with connect(layout.root) as database:
         steps = database.execute("SELECT step, count(*) FROM train_steps GROUP BY 1 ORDER BY 1").fetchall()
         bad = database.execute("SELECT count(*) FROM requests WHERE len(output_ids) <> len(output_logprobs)").fetchone()
         zeros = database.execute("SELECT count(*) FROM executions WHERE outcome = 'InfrastructureFailed' AND validity = 'valid'").fetchone()
-    assert steps == [(step, 1) for step in range(8)]
+    assert steps == [(step, 1) for step in range(12)]
     assert bad == zeros == (0,)
