@@ -75,11 +75,11 @@ class CoordinatorLink:
 
 
 class HttpMicroStepSource:
-    """Claims the micro-steps of one batch for a cell (training.micro_steps.MicroStepSource)."""
+    """Claims the micro-steps of one batch for a cell (training.micro_steps.MicroStepSource), as part of one train command."""
 
-    def __init__(self, link: CoordinatorLink, step: int) -> None:
+    def __init__(self, link: CoordinatorLink, step: int, command_id: str) -> None:
         self._link = link
-        self._step = step
+        self._asked = {"cell": link.cell, "step": step, "command_id": command_id}
         self._life: str | None = None
         self._wait_s = 0.0
         self.superseded = False
@@ -89,8 +89,7 @@ class HttpMicroStepSource:
         """Closed also once the source is superseded, so that the pipeline drains in order."""
         if self.superseded:
             return Closed(0)
-        body = {"cell": self._link.cell, "step": self._step}
-        answer = self._link.call("POST", "/micro_steps/claim", accept=lambda answer: answer.status_code == 410, json=body)
+        answer = self._link.call("POST", "/micro_steps/claim", accept=lambda answer: answer.status_code == 410, json=self._asked)
         if self._is_of_another_life(answer):
             return Closed(0)
         if answer.status_code == 410:
@@ -104,7 +103,7 @@ class HttpMicroStepSource:
     def done(self, micro_step: MicroStep, stats: Mapping[str, Any]) -> None:
         if self.superseded:
             return
-        body = {"cell": self._link.cell, "step": self._step, "micro_step_id": micro_step.micro_step_id, "stats": dict(stats)}
+        body = {**self._asked, "micro_step_id": micro_step.micro_step_id, "stats": dict(stats)}
         self._is_of_another_life(self._link.call("POST", "/micro_steps/done", accept=self._is_of_another_life, json=body))
 
     def _is_of_another_life(self, answer: httpx.Response) -> bool:

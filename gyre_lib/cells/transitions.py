@@ -118,7 +118,7 @@ class CellRank:
         for the same step comes from a coordinator that counts nothing of the first."""
         self.trainer.drop_gradients()
         self.trainer.begin_batch(command["step"])
-        source = HttpMicroStepSource(self.link, command["step"]) if self.trainer.layout.is_leader else None
+        source = HttpMicroStepSource(self.link, command["step"], command["id"]) if self.trainer.layout.is_leader else None
         with phases.timed("stream"):
             report = self.trainer.train_stream(source)
         if source is not None and source.superseded:

@@ -58,9 +58,9 @@ class BatchFeeder:
                 await self._take(ready[0], self.step)
         await self.check_trained()
 
-    async def claim(self, cell: int, step: int) -> MicroStep | Wait | Closed:
-        """A micro-step for a cell; hands the buffer more groups when it runs low."""
-        if self.step != step:
+    async def claim(self, cell: int, step: int, command_id: str) -> MicroStep | Wait | Closed:
+        """A micro-step for a cell; hands the buffer more groups when it runs low. `command_id`: the train command that the cell executes."""
+        if self.step != step or command_id != self._c.train_command(cell, step):
             return Closed(0)
         now = time.time()
         for silent in self.packing.expire(now):
@@ -70,9 +70,10 @@ class BatchFeeder:
             self._c.spawn(self.supply())
         return claimed
 
-    async def done(self, cell: int, step: int, micro_step_id: str, stats: dict[str, Any]) -> None:
-        """Gradients of a micro-step are accumulated on the cell. An answer for an earlier batch is too late to count."""
-        if self.step != step:
+    async def done(self, cell: int, step: int, command_id: str, micro_step_id: str, stats: dict[str, Any]) -> None:
+        """Gradients of a micro-step are accumulated on the cell. An answer for an earlier batch, or an earlier try at it, is too late to
+        count: those gradients are dropped."""
+        if self.step != step or command_id != self._c.train_command(cell, step):
             return
         now = time.time()
         if not self.packing.done(micro_step_id, cell, now, stats):

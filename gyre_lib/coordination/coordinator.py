@@ -435,6 +435,13 @@ class Coordinator:
         are not taken for done."""
         return f"{int(self.started_s)}.{self._starts.get(cell, 0)}"
 
+    def train_command(self, cell: int, step: int) -> str:
+        """Id of the command under which the cell's work on the batch counts; what a rank asks or reports under another is of an earlier life."""
+        return f"train-{step}-{cell}-{self.generation(cell)}"
+
+    async def send_train(self, cell: int, step: int) -> None:
+        await self.commands.send(cell, self.train_command(cell, step), "train", step=step)
+
     def begin_generation(self, cell: int) -> None:
         self._starts[cell] = self._starts.get(cell, 0) + 1
 
@@ -473,13 +480,14 @@ class Coordinator:
         for entry in self.feed.pending():
             if entry.kind == "Update":
                 await self.feed.finish(entry.entry_id, {"superseded": True})
+        step = self.batches.step
+        assert step is not None, "the phase is BATCH"
         self.batches.train_again()
         for cell in self.training_cells():
             self.batches.packing.hand_back(cell)
             self.batches.packing.readmit(cell)
             self.begin_generation(cell)
-            step = self.batches.step
-            await self.commands.send(cell, f"train-{step}-{cell}-{self.generation(cell)}", "train", step=step)
+            await self.send_train(cell, step)
 
     def kill_ranks(self, cell: int) -> None:
         """End the ranks of a cell that has stopped answering; their supervisor then does what it does for dead ones."""

@@ -84,7 +84,7 @@ class Operations:
     async def train(self, step: int) -> None:
         """Cells that are already in training (the core that stayed, the prefix of an earlier step) begin with this batch."""
         for cell in self._c.training_cells():
-            await self._c.commands.send(cell, f"train-{step}-{cell}-{self._c.generation(cell)}", "train", step=step)
+            await self._c.send_train(cell, step)
 
     async def _update(self, entry: Entry) -> dict[str, Any]:
         step, cells, final = (entry.arguments[name] for name in ("step", "cells", "final"))
@@ -156,7 +156,7 @@ class Operations:
         await self._c.apply(ev.InTraining(cell))
         step = self._c.batches.step
         if step is not None and self._c.is_training(cell):
-            await self._c.commands.send(cell, f"train-{step}-{cell}-{self._c.generation(cell)}", "train", step=step)
+            await self._c.send_train(cell, step)
         await self._c.batches.check_trained()
         return transition.result(outcome)
 

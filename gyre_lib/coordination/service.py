@@ -72,11 +72,13 @@ class RankReport(BaseModel):
 class Claim(BaseModel):
     cell: int
     step: int
+    command_id: str
 
 
 class Done(BaseModel):
     cell: int
     step: int
+    command_id: str
     micro_step_id: str
     stats: dict[str, Any] = {}
 
@@ -281,7 +283,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
 
     @app.post("/micro_steps/claim")
     async def claim_micro_step(body: Claim) -> Response:
-        claimed = await c.batches.claim(body.cell, body.step)
+        claimed = await c.batches.claim(body.cell, body.step, body.command_id)
         if isinstance(claimed, Closed):
             return JSONResponse({"executions": claimed.executions}, status_code=410)
         if isinstance(claimed, Wait):
@@ -290,7 +292,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
 
     @app.post("/micro_steps/done")
     async def micro_step_done(body: Done) -> dict[str, Any]:
-        await c.batches.done(body.cell, body.step, body.micro_step_id, body.stats)
+        await c.batches.done(body.cell, body.step, body.command_id, body.micro_step_id, body.stats)
         return {}
 
     return app

@@ -24,7 +24,7 @@ def coordinator() -> Iterator[CoordinatorDouble]:
 @pytest.fixture
 def source(coordinator: CoordinatorDouble) -> Iterator[HttpMicroStepSource]:
     link = CoordinatorLink(coordinator.url, 0, 0, "secret")
-    yield HttpMicroStepSource(link, 0)
+    yield HttpMicroStepSource(link, 0, "train-0")
     link.close()
 
 

@@ -114,7 +114,7 @@ class OneProcessRun:
     async def _execute(self, cell, command):
         await self._pause(0.01)
         if command["kind"] == "train":
-            return await self._train(cell, command["step"])
+            return await self._train(cell, command["step"], command["id"])
         if command["kind"] == "update" and cell == 0:
             self.updates.append(command["step"])
         return {
@@ -125,14 +125,14 @@ class OneProcessRun:
             "publish": {"versions": {}, "failed": {}},
         }.get(command["kind"], {})
 
-    async def _train(self, cell, step):
+    async def _train(self, cell, step, command_id):
         while True:
-            claimed = await self.coordinator.batches.claim(cell, step)
+            claimed = await self.coordinator.batches.claim(cell, step, command_id)
             if isinstance(claimed, Closed):
                 return {}
             await self._pause(0.01)
             if isinstance(claimed, MicroStep):
-                await self.coordinator.batches.done(cell, step, claimed.micro_step_id, {})
+                await self.coordinator.batches.done(cell, step, command_id, claimed.micro_step_id, {})
 
     async def _worker(self):
         async with asyncio.TaskGroup() as running:

@@ -12,6 +12,7 @@ from gyre_lib.config.run_config import load_config
 from gyre_lib.coordination.journal import read_entries
 from gyre_lib.coordination.run_figures import run_figures
 from gyre_lib.engines.control import EngineError
+from gyre_lib.training.micro_steps import Closed
 from gyre_lib.trajectories.store import connect
 
 OVERRIDES = ["scheduling.bursts=3", "scheduling.groups_per_batch=2", "scheduling.executions_per_group=4", "scheduling.supply_hold_s=0.01",
@@ -149,6 +150,29 @@ def test_engine_that_dies_in_the_step_in_comes_back_and_the_core_steps_in_again(
         await run.until_done(60)
         await run.crash()
         assert run.absent == 0
+
+    asyncio.run(scenario())
+    check(layout)
+
+
+def test_what_an_earlier_train_command_claims_or_reports_counts_for_nothing(layout):
+    """Its gradients are dropped: a micro-step given to it, or taken for done from it, would be missing in the update."""
+
+    async def scenario():
+        run = OneProcessRun(layout, config(), seed=0)
+        await run.start()
+        feeder, stale = None, "train-0-0-of-an-earlier-life"
+        async with asyncio.timeout(30):
+            while feeder is None or not feeder.packing._claimed:
+                feeder = run.coordinator.batches
+                await asyncio.sleep(0)
+        (micro_step_id, cell), *_ = feeder.packing._claimed.items()
+        step, done = feeder.step, len(feeder.stats)
+        await feeder.done(cell, step, stale, micro_step_id, {})
+        assert feeder.packing._claimed[micro_step_id] == cell and len(feeder.stats) == done
+        assert isinstance(await feeder.claim(cell, step, stale), Closed)
+        await run.until_done(60)
+        await run.crash()
 
     asyncio.run(scenario())
     check(layout)
