@@ -311,7 +311,8 @@ class Coordinator:
             await self.settle(execution.execution_id, None, "cancelled")
         elif execution.outcome == "OverallTimeout":
             await self.settle(execution.execution_id, None, "unresolved")
-        elif not execution.artifact_ref:
+        elif execution.outcome == "InfrastructureFailed" or not execution.artifact_ref:
+            # What it had made by then is kept, but a score of it would blame the policy for the machine.
             await self.settle(execution.execution_id, 0.0, PLACEHOLDER)
         else:
             await self.feed.put(self._evaluation(execution))

@@ -117,3 +117,13 @@ def test_lost_worker_ends_its_executions_once_as_infrastructure_failures(coordin
         assert coordinator.scheduler.terminated == len(executions)
 
     asyncio.run(scenario())
+
+
+def test_infrastructure_failure_is_never_a_zero_even_if_it_left_an_artifact(coordinator):
+    async def scenario():
+        execution, *_ = await launched(coordinator)
+        await coordinator.ended(execution.execution_id, "InfrastructureFailed", "the proxy was gone", execution.execution_id)
+        assert execution.validity == "placeholder" and execution.artifact_ref == execution.execution_id
+        assert not any(entry.kind == "Evaluate" for entry in coordinator.feed.pending())
+
+    asyncio.run(scenario())
