@@ -60,11 +60,11 @@ class BatchFeeder:
 
     async def claim(self, cell: int, step: int, command_id: str) -> MicroStep | Wait | Closed:
         """A micro-step for a cell; hands the buffer more groups when it runs low. `command_id`: the train command that the cell executes."""
-        if self.step != step or command_id != self._c.train_command(cell, step):
+        if self.step != step or command_id != self._c.cells.train_command(cell, step):
             return Closed(0)
         now = time.time()
         for silent in self.packing.expire(now):
-            self._c.kill_ranks(silent)
+            self._c.cells.kill(silent)
         claimed = self.packing.claim(cell, now)
         if not self._supplying.locked() and self._wants_group():
             self._c.spawn(self.supply())
@@ -73,7 +73,7 @@ class BatchFeeder:
     async def done(self, cell: int, step: int, command_id: str, micro_step_id: str, stats: dict[str, Any]) -> None:
         """Gradients of a micro-step are accumulated on the cell. An answer for an earlier batch, or an earlier try at it, is too late to
         count: those gradients are dropped."""
-        if self.step != step or command_id != self._c.train_command(cell, step):
+        if self.step != step or command_id != self._c.cells.train_command(cell, step):
             return
         now = time.time()
         if not self.packing.done(micro_step_id, cell, now, stats):
@@ -106,7 +106,7 @@ class BatchFeeder:
             "assigned": len(self.assigned) if current else 0,
             "micro_steps_done": len(self.stats) if current else 0,
             "trained": current and self.trained_s > 0,
-            "cells": self._c.training_cells(),
+            "cells": self._c.cells.training(),
             "update": max((e.entry_id for e in self._c.feed.pending() if e.kind == "Update" and e.arguments["step"] == step), default=None),
         }
 

@@ -8,13 +8,11 @@ After a restart the journal rebuilds the scheduler, the ledger what it does not 
 """
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import logging
 import os
 import random
-import signal
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 from gyre_lib.config.layout import RunLayout
 from gyre_lib.config.run_config import RunConfig
 from gyre_lib.coordination.batch_feeder import BatchFeeder
+from gyre_lib.coordination.cell_ranks import CellRanks
 from gyre_lib.coordination.command_queue import CommandQueue
 from gyre_lib.coordination.feed import Entry, Feed
 from gyre_lib.coordination.journal import Journal
@@ -33,7 +32,7 @@ from gyre_lib.coordination.trajectory_buffer import PLACEHOLDER, Execution, Grou
 from gyre_lib.rollout.sandboxes.circuit import SandboxCircuit, SandboxServiceDown
 from gyre_lib.rollout.tasks import find_tasks
 from gyre_lib.scheduling import events as ev
-from gyre_lib.scheduling.scheduler import BATCH, TO_TRAINING, TRAINING, UPDATE, Scheduler
+from gyre_lib.scheduling.scheduler import Scheduler
 from gyre_lib.scheduling.settings import SchedulerSettings
 from gyre_lib.trajectories.compaction import compact_all
 
@@ -74,11 +73,7 @@ class Coordinator:
         self.launch_orders: asyncio.Queue[str] = asyncio.Queue()
         self.sandboxes = SandboxCircuit()
         self.workers: dict[str, Worker] = {}
-        self.cells_ready: dict[int, set[int]] = {}
-        self.rank_pids: dict[int, dict[int, int]] = {}
-        self.memory_released: set[int] = set()
-        """Cells whose engines have given their memory to training."""
-        self._starts: dict[int, int] = {}
+        self.cells = CellRanks(self)
         self.known_proxies: dict[str, Proxy] = {}
         self.started_s = time.time()
         self.burst = 0
@@ -419,82 +414,9 @@ class Coordinator:
         self.tables.engines(self.table.engines_of(cell), reason, moved)
         await self.apply(ev.EngineLost(cell))
 
-    # -- cells
-
     def engine_addresses(self, cell: int) -> list[dict[str, str]]:
         """The engines of a cell, as its ranks are told."""
         return [{"engine_id": engine.engine_id, "url": engine.url} for engine in self.table.engines_of(cell)]
-
-    def training_cells(self) -> list[int]:
-        return [cell for cell in range(self.settings.cells) if self.is_training(cell)]
-
-    def is_training(self, cell: int) -> bool:
-        return self.scheduler.roles[cell] == TRAINING
-
-    def generation(self, cell: int) -> str:
-        """Changes with every start of the coordinator and of the cell's ranks, and whenever a batch begins anew: commands of an earlier life
-        are not taken for done."""
-        return f"{int(self.started_s)}.{self._starts.get(cell, 0)}"
-
-    def train_command(self, cell: int, step: int) -> str:
-        """Id of the command under which the cell's work on the batch counts; what a rank asks or reports under another is of an earlier life."""
-        return f"train-{step}-{cell}-{self.generation(cell)}"
-
-    async def send_train(self, cell: int, step: int) -> None:
-        await self.commands.send(cell, self.train_command(cell, step), "train", step=step)
-
-    def begin_generation(self, cell: int) -> None:
-        self._starts[cell] = self._starts.get(cell, 0) + 1
-
-    async def cell_up(self, cell: int, shard: int, pid: int) -> bool:
-        """A rank of the cell has started; True once all ranks of all cells have."""
-        self.rank_pids.setdefault(cell, {})[shard] = pid
-        self.ledger.append({"kind": "rank", "now": time.time(), "cell": cell, "shard": shard, "pid": pid})
-        ranks = self.cells_ready.setdefault(cell, set())
-        if shard in ranks or not ranks:
-            await self.commands.up(cell)
-            self.begin_generation(cell)
-            ranks.clear()
-        ranks.add(shard)
-        return all(len(self.cells_ready.get(c, ())) == self.config.cells.ranks_per_cell for c in range(self.settings.cells))
-
-    async def cell_up_again(self, cell: int) -> None:
-        """The ranks that were reported down are in fact new ones."""
-        await self.commands.up(cell)
-        self.begin_generation(cell)
-        self.cells_ready[cell] = set(range(self.config.cells.ranks_per_cell))
-
-    async def cell_down(self, cell: int, reason: str) -> None:
-        """The cell's ranks died: what it holds of the batch returns to the queue, and it leaves the prefix."""
-        self.cells_ready.pop(cell, None)
-        await self.commands.down(cell, reason)
-        if self.batches.step is not None:
-            self.batches.packing.hand_back(cell)
-        if cell != 0 and self.scheduler.roles[cell] in (TRAINING, TO_TRAINING):
-            updating = self.scheduler.phase == UPDATE
-            await self.apply(ev.SatelliteLost(cell))
-            if updating and self.scheduler.phase == BATCH:
-                await self._train_the_batch_again()
-
-    async def _train_the_batch_again(self) -> None:
-        """A satellite died after its work and before the update: its gradients are gone, so the others start the batch anew."""
-        for entry in self.feed.pending():
-            if entry.kind == "Update":
-                await self.feed.finish(entry.entry_id, {"superseded": True})
-        step = self.batches.step
-        assert step is not None, "the phase is BATCH"
-        self.batches.train_again()
-        for cell in self.training_cells():
-            self.batches.packing.hand_back(cell)
-            self.batches.packing.readmit(cell)
-            self.begin_generation(cell)
-            await self.send_train(cell, step)
-
-    def kill_ranks(self, cell: int) -> None:
-        """End the ranks of a cell that has stopped answering; their supervisor then does what it does for dead ones."""
-        for pid in self.rank_pids.get(cell, {}).values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     # -- time
 

@@ -83,8 +83,8 @@ class Operations:
 
     async def train(self, step: int) -> None:
         """Cells that are already in training (the core that stayed, the prefix of an earlier step) begin with this batch."""
-        for cell in self._c.training_cells():
-            await self._c.send_train(cell, step)
+        for cell in self._c.cells.training():
+            await self._c.cells.send_train(cell, step)
 
     async def _update(self, entry: Entry) -> dict[str, Any]:
         step, cells, final = (entry.arguments[name] for name in ("step", "cells", "final"))
@@ -97,7 +97,7 @@ class Operations:
             await asyncio.sleep(IN_FLIGHT_POLL_S)
         if entry.done:
             return entry.result
-        started_s, life = time.time(), self._c.generation(0)
+        started_s, life = time.time(), self._c.cells.generation(0)
         executions = self._c.batches.packing.executions
         reports = await asyncio.gather(
             *(
@@ -155,8 +155,8 @@ class Operations:
         self._c.batches.packing.readmit(cell)
         await self._c.apply(ev.InTraining(cell))
         step = self._c.batches.step
-        if step is not None and self._c.is_training(cell):
-            await self._c.send_train(cell, step)
+        if step is not None and self._c.cells.is_training(cell):
+            await self._c.cells.send_train(cell, step)
         await self._c.batches.check_trained()
         return transition.result(outcome)
 
@@ -198,7 +198,7 @@ class Operations:
             manifest=manifest,
             engines=self._c.engine_addresses(cell),
         )
-        self._c.memory_released.add(cell)
+        self._c.cells.memory_released.add(cell)
         transition.add(report["phases"])
         transition.weight_version = version
         transition.weight_bytes = report["result"].get("weight_bytes")
@@ -225,7 +225,7 @@ class Operations:
         published = self._c.table.published_version
         versions = {engine.weight_version for engine in self._c.table.engines_of(cell)}
         if report := await self._left(cell, transition.entry.entry_id, published):
-            self._c.memory_released.discard(cell)
+            self._c.cells.memory_released.discard(cell)
             transition.add(report["phases"])
             versions = set(report["result"]["versions"].values())
         if versions == {published}:
@@ -251,7 +251,7 @@ class Operations:
     async def _publish(self, entry: Entry) -> dict[str, Any]:
         version = entry.arguments["version"]
         started_s = time.time()
-        training = set(self._c.training_cells())
+        training = set(self._c.cells.training())
         engines = [engine for engine in self._c.table.engines.values() if engine.cell not in training]
         targets = [{"engine_id": engine.engine_id, "url": engine.url} for engine in engines]
         report = await self._c.commands.run(0, f"publish-{entry.entry_id}", "publish", version=version, engines=targets)

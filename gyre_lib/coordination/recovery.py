@@ -66,7 +66,7 @@ class Recovery:
                 self._c.buffer.add_benchmark_execution(execution)
                 self._c.buffer.launch(fact["execution"], fact["now"])
             case "rank":
-                self._c.rank_pids.setdefault(fact["cell"], {})[fact["shard"]] = fact["pid"]
+                self._c.cells.pids.setdefault(fact["cell"], {})[fact["shard"]] = fact["pid"]
             case "engine":
                 self._c.table.set_engine(Engine(**fact["engine"]))
             case "proxy":

@@ -26,7 +26,7 @@ class Reestablish:
 
     async def after_restart(self) -> None:
         """The coordinator is new, the other processes are not: ask the engines what they serve, and hand the open batch out again."""
-        for cell, pids in self._c.rank_pids.items():
+        for cell, pids in self._c.cells.pids.items():
             if not all(psutil.pid_exists(pid) for pid in pids.values()):
                 await self._c.commands.down(cell, "its ranks are gone")
         for engine in list(self._c.table.engines.values()):
@@ -37,7 +37,7 @@ class Reestablish:
                 continue
             engine.weight_version = version
             await self.engine(engine.cell, version)
-        if self._c.is_training(0):
+        if self._c.cells.is_training(0):
             self._operations.cells_settled.clear()
             self._c.spawn(self._train_again())
 
@@ -56,12 +56,12 @@ class Reestablish:
 
     async def cells(self) -> None:
         """All ranks of all cells are new: satellites start over in rollout; a core that was training takes up its batch again."""
-        core_trains = self._c.is_training(0)
+        core_trains = self._c.cells.is_training(0)
         if core_trains:
             self._operations.cells_settled.clear()
-        for cell in [cell for cell in self._c.training_cells() if cell > 0]:
-            await self._c.cell_down(cell, "its ranks were restarted")
-            await self._c.cell_up_again(cell)
+        for cell in [cell for cell in self._c.cells.training() if cell > 0]:
+            await self._c.cells.down(cell, "its ranks were restarted")
+            await self._c.cells.up_again(cell)
             await self.lost_satellite(cell)
         if core_trains:
             await self._train_again()
@@ -71,8 +71,8 @@ class Reestablish:
         if cell == 0 or self._c.scheduler.roles[cell] != LOST:
             return
         alive = True
-        if cell in self._c.memory_released:
-            self._c.memory_released.discard(cell)
+        if cell in self._c.cells.memory_released:
+            self._c.cells.memory_released.discard(cell)
             try:
                 for engine in self._c.table.engines_of(cell):
                     await asyncio.to_thread(EngineControl(engine.url).resume_memory)
@@ -91,20 +91,14 @@ class Reestablish:
         if need be), satellites at what it shows, gradients empty; then hand the batch out."""
         version, step = self._c.scheduler.version, self._c.batches.step
         manifest = await self._core_again(step, version)
-        for cell in self._c.training_cells()[1:]:
+        for cell in self._c.cells.training()[1:]:
             try:
                 await self._join(cell, step, version, manifest)
             except CellFailed as error:
-                await self._c.cell_down(cell, str(error))
+                await self._c.cells.down(cell, str(error))
                 await self.lost_satellite(cell)
-        if step is not None:
-            # Only now no rank is in the train command of an earlier life any more: whatever that claimed or reported since counts for nothing.
-            for cell in self._c.training_cells():
-                self._c.batches.packing.hand_back(cell)
-                self._c.batches.packing.readmit(cell)
-                self._c.begin_generation(cell)
-            self._c.batches.train_again()
-            await self._operations.train(step)
+        # Only now no rank is in the train command of an earlier life any more.
+        await self._c.cells.begin_batch_anew()
         self._operations.cells_settled.set()
 
     async def _core_again(self, step: int | None, version: int) -> dict[str, Any]:
@@ -112,7 +106,7 @@ class Reestablish:
         while True:
             try:
                 await self._join(0, step, version, None)
-                report = await self._c.commands.run(0, f"reexpose-{self._c.generation(0)}", "expose", version=version)
+                report = await self._c.commands.run(0, f"reexpose-{self._c.cells.generation(0)}", "expose", version=version)
             except CellFailed as error:
                 log.warning("the core is not back: %s", error)
                 await asyncio.sleep(RETRY_S)
@@ -123,7 +117,7 @@ class Reestablish:
     async def _join(self, cell: int, step: int | None, version: int, manifest: dict[str, Any] | None) -> None:
         engines = self._c.engine_addresses(cell)
         await self._c.commands.run(
-            cell, f"rejoin-{self._c.generation(cell)}", "join", step=step, version=version, manifest=manifest, engines=engines
+            cell, f"rejoin-{self._c.cells.generation(cell)}", "join", step=step, version=version, manifest=manifest, engines=engines
         )
 
 

@@ -159,7 +159,7 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
             "run_done": c.run_done,
             "problem": c.problem,
             "engines": engines,
-            "cells_ready": {cell: sorted(ranks) for cell, ranks in c.cells_ready.items()},
+            "cells_ready": {cell: sorted(ranks) for cell, ranks in c.cells.ready.items()},
             "workers": sorted(c.workers),
             "proxies": [asdict(proxy) for proxy in c.proxies.registered],
         }
@@ -262,13 +262,13 @@ def create_app(coordinator: Coordinator, secret: str) -> FastAPI:
 
     @app.post("/cells/{cell}/ready")
     async def rank_hello(cell: int, body: RankHello) -> dict[str, Any]:
-        if await c.cell_up(cell, body.shard, body.pid):
+        if await c.cells.up(cell, body.shard, body.pid):
             c.spawn(reestablish.cells())
         return {}
 
     @app.post("/cells/{cell}/down")
     async def cell_down(cell: int, body: CellDown) -> dict[str, Any]:
-        await c.cell_down(cell, body.reason)
+        await c.cells.down(cell, body.reason)
         await reestablish.lost_satellite(cell)
         return {}
 

@@ -61,7 +61,7 @@ class OneProcessRun:
         await self._workers_of_the_last_life_are_gone()
         ranks = [asyncio.create_task(self._rank(cell)) for cell in range(self.config.cells.count)]
         for cell in range(self.config.cells.count):
-            await self.coordinator.cell_up(cell, 0, 0)
+            await self.coordinator.cells.up(cell, 0, 0)
             version = self.coordinator.scheduler.published_version
             self.coordinator.add_engine(Engine(f"cell-{cell}", f"http://cell-{cell}", cell, self.config.cells.capacity, False, version))
             await reestablish.engine(cell, version)

@@ -104,8 +104,8 @@ class SatelliteThatDiesInTheUpdate(OneProcessRun):
         return await super()._execute(cell, command)
 
     async def _die(self):
-        self.coordinator.memory_released.discard(1)
-        await self.coordinator.cell_down(1, "killed")
+        self.coordinator.cells.memory_released.discard(1)
+        await self.coordinator.cells.down(1, "killed")
         await self.reestablish.lost_satellite(1)
 
 
